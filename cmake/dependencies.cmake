@@ -1,0 +1,12 @@
+# Third-party packages, all from the system: nothing is downloaded at configure time.
+find_package(Threads REQUIRED)
+find_package(absl REQUIRED CONFIG)
+find_package(zstd REQUIRED CONFIG)
+find_package(PkgConfig REQUIRED)
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+# JSON is read in one place only, a model's config.json (lib/layout); header-only.
+find_package(nlohmann_json 3.9 REQUIRED CONFIG)
+if(KVSTRATA_BUILD_TESTS)
+  # Catch2 2 (Debian 12) and 3 are both supported; tests/support/catch.hpp hides the difference.
+  find_package(Catch2 REQUIRED CONFIG)
+endif()

@@ -1,0 +1,41 @@
+# How a layer, and a test of a layer, is built. One function each, so that every target gets the same flags.
+
+add_library(kvstrata_flags INTERFACE)
+target_compile_features(kvstrata_flags INTERFACE cxx_std_20)
+target_compile_options(kvstrata_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
+  $<$<BOOL:${KVSTRATA_WERROR}>:-Werror>)
+if(KVSTRATA_SANITIZE)
+  target_compile_options(kvstrata_flags INTERFACE -fsanitize=${KVSTRATA_SANITIZE} -fno-omit-frame-pointer
+    -fno-sanitize-recover=all)
+  target_link_options(kvstrata_flags INTERFACE -fsanitize=${KVSTRATA_SANITIZE})
+endif()
+
+# kvstrata_layer(NAME n SOURCES ... [LAYERS ...] [LIBRARIES ...])
+# A layer is a static archive of position-independent, hidden objects: unit tests link the layers they name, and
+# the final libraries are made from all layers' objects.
+function(kvstrata_layer)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;LAYERS;LIBRARIES" ${ARGN})
+  set(target kvstrata_layer_${arg_NAME})
+  add_library(${target} STATIC ${arg_SOURCES})
+  set_target_properties(${target} PROPERTIES POSITION_INDEPENDENT_CODE ON CXX_VISIBILITY_PRESET hidden
+    C_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON CXX_EXTENSIONS OFF)
+  target_include_directories(${target} PUBLIC ${PROJECT_SOURCE_DIR} ${PROJECT_SOURCE_DIR}/include)
+  target_link_libraries(${target} PRIVATE kvstrata_flags PUBLIC ${arg_LIBRARIES})
+  foreach(layer IN LISTS arg_LAYERS)
+    target_link_libraries(${target} PUBLIC kvstrata_layer_${layer})
+  endforeach()
+  set_property(GLOBAL APPEND PROPERTY KVSTRATA_LAYERS ${target})
+endfunction()
+
+# kvstrata_test(NAME n SOURCES ... [LAYERS ...] [LIBRARIES ...] [LABELS ...])
+# A Catch2 program. LAYERS names the internal layers it tests; a test of the public API gives LIBRARIES kvstrata.
+function(kvstrata_test)
+  cmake_parse_arguments(arg "" "NAME" "SOURCES;LAYERS;LIBRARIES;LABELS" ${ARGN})
+  add_executable(${arg_NAME} ${arg_SOURCES})
+  target_link_libraries(${arg_NAME} PRIVATE kvstrata_flags kvstrata_test_main ${arg_LIBRARIES})
+  foreach(layer IN LISTS arg_LAYERS)
+    target_link_libraries(${arg_NAME} PRIVATE kvstrata_layer_${layer})
+  endforeach()
+  add_test(NAME ${arg_NAME} COMMAND ${arg_NAME})
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}")
+endfunction()
