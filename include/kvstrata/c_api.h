@@ -1,0 +1,879 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvstrata/c_api.h - the whole C ABI of kvstrata. C99 and C++; includes only <stddef.h>, <stdint.h> and version.h.
+ *
+ * kvstrata keeps an LLM's computed prompt prefixes on disk and gives them back exactly. The way of the data:
+ *
+ *   store:    kvstrata_writer_open -> set_source per stream -> advance after each step -> commit
+ *   restore:  kvstrata_lookup -> kvstrata_plan_create -> start -> wait -> run tokens replay_from .. n-1
+ *
+ * CONVENTIONS, valid for everything below
+ *
+ *   Handles    are incomplete structs. X_destroy(NULL) does nothing; every destroy returns void. A handle holds counted
+ *              references to its parents, so handles may be destroyed in any order, and may move between threads. A
+ *              handle is externally synchronised (one thread at a time) unless its own sentence says otherwise.
+ *   Structs    begin with struct_size, which the caller sets to sizeof. A zero-filled struct with struct_size set is a
+ *              complete initialiser: zero is every member's default. The library reads the smaller of both sizes; members
+ *              that the caller's size lacks count as zero; a larger struct is accepted only if all bytes that this
+ *              library does not know are zero (else KVSTRATA_E_STRUCT_TOO_NEW). Output structs follow the same
+ *              rule: the library writes the smaller of both sizes, keeps the caller's struct_size and zeroes the surplus.
+ *              Arrays of structs travel with a stride in bytes; each element's own struct_size is checked.
+ *   Status     every function that can fail returns kvstrata_status and takes an optional kvstrata_error*, owned by
+ *              the caller, which then names the field and the value at fault. There is no thread-local error text. A miss is
+ *              KVSTRATA_OK with a length of zero and a reason. On failure outputs are untouched unless stated otherwise.
+ *   Ownership  an out-pointer to a handle is the caller's to destroy. Pointers passed in are borrowed for the call,
+ *              unless stated otherwise. Text returned as const char* is static.
+ *   Tokens     are int32 ids. Positions and lengths count tokens from the start of the sequence.
+ *   Callbacks  may come from any library thread, must not block for long and must not call back into kvstrata.
+ *   Forks      a child process that inherited handles by fork gets KVSTRATA_E_FORKED from every fallible function.
+ *   Manners    the library never prints, aborts, exits, throws across this ABI, installs signal handlers or changes
+ *              process-wide settings. Its threads start at kvstrata_cache_open and block all signals.
+ */
+#ifndef KVSTRATA_C_API_H
+#define KVSTRATA_C_API_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kvstrata/version.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#if defined(__GNUC__)
+#define KVSTRATA_API __attribute__((visibility("default")))
+#else
+#define KVSTRATA_API
+#endif
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 1. Handles
+ */
+typedef struct kvstrata_cache kvstrata_cache;         /* one store root; internally synchronised                     */
+typedef struct kvstrata_layout kvstrata_layout;       /* what a model stores; immutable, any thread at any time      */
+typedef struct kvstrata_namespace kvstrata_namespace; /* identity + layout inside a cache; internally synchronised   */
+typedef struct kvstrata_match kvstrata_match;         /* one lookup's result and lease; externally synchronised      */
+typedef struct kvstrata_plan kvstrata_plan;           /* one restore; poll, wait and cancel from any thread, the rest
+                                                         externally synchronised                                     */
+typedef struct kvstrata_writer kvstrata_writer;       /* one growing sequence; externally synchronised               */
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 2. Status
+ */
+typedef int32_t kvstrata_status;
+
+enum {
+  KVSTRATA_OK = 0,
+  KVSTRATA_E_INVALID_ARGUMENT = 10,  /* an argument or a field is out of its range; error.field names it            */
+  KVSTRATA_E_STRUCT_TOO_NEW = 12,    /* a struct carries non-zero members that this library does not know           */
+  KVSTRATA_E_UNSUPPORTED = 14,       /* well-formed, but not offered by this build, backend or layout               */
+  KVSTRATA_E_INVALID_STATE = 16,     /* the call does not fit the handle's state (closed cache, plan started twice) */
+  KVSTRATA_E_READ_ONLY = 18,         /* the cache or its directory cannot be written; native_code is the errno      */
+  KVSTRATA_E_LAYOUT_MISMATCH = 20,   /* the store holds this identity with another layout; the message names fields */
+  KVSTRATA_E_IDENTITY_MISMATCH = 22, /* no namespace of this identity; the message names the fields that differ     */
+  KVSTRATA_E_CORRUPT = 30,           /* stored bytes fail their check                                               */
+  KVSTRATA_E_FORMAT_TOO_NEW = 32,    /* stored by a newer version of the on-disk format                             */
+  KVSTRATA_E_IO = 40,                /* the storage failed; native_code is the errno where there is one             */
+  KVSTRATA_E_NO_SPACE = 42,          /* disk full, or over the budget and nothing can be evicted                    */
+  KVSTRATA_E_LOCKED = 44,            /* another process or handle has the store open for writing                    */
+  KVSTRATA_E_NOT_FOUND = 46,         /* a key, record or preset does not exist                                      */
+  KVSTRATA_E_CANCELLED = 50,         /* ended by kvstrata_plan_cancel or by a callback                              */
+  KVSTRATA_E_TIMEOUT = 52,           /* a deadline passed                                                           */
+  KVSTRATA_E_OUT_OF_MEMORY = 60,     /* an allocation failed                                                        */
+  KVSTRATA_E_BUFFER_TOO_SMALL = 62,  /* an output array or a destination is too small; nothing was written          */
+  KVSTRATA_E_TOO_LARGE = 64,         /* one record is larger than the budget or the staging memory                  */
+  KVSTRATA_E_BUSY = 66,              /* a bounded queue is full; try again later                                    */
+  KVSTRATA_E_DEVICE = 70,            /* a kvstrata_device call failed; native_code is its status                    */
+  KVSTRATA_E_CALLBACK = 80,          /* a caller's callback failed; native_code is its status                       */
+  KVSTRATA_E_FORKED = 82,            /* called in a forked child on a handle of its parent                          */
+  KVSTRATA_E_INTERNAL = 90           /* a fault of the library                                                      */
+};
+
+/* Filled on failure, untouched on success. */
+typedef struct kvstrata_error {
+  uint32_t struct_size;
+  kvstrata_status code;
+  int64_t native_code; /* errno, or the status of a callback; 0 = none                                              */
+  char field[64];      /* the field, option or record member at fault, or ""; always 0-terminated                   */
+  char message[240];   /* one sentence with the value; always 0-terminated, cut when longer                         */
+} kvstrata_error;
+
+/* "KVSTRATA_E_IO" for KVSTRATA_E_IO; "KVSTRATA_E_?" for a number that is no status. Static text. Any thread. */
+KVSTRATA_API const char* kvstrata_status_name(kvstrata_status status);
+
+/* The SONAME number (KVSTRATA_ABI_VERSION of the library's build), the newest on-disk format it can write, its release. */
+KVSTRATA_API uint32_t kvstrata_abi_version(void);
+KVSTRATA_API uint32_t kvstrata_format_version(void);
+KVSTRATA_API const char* kvstrata_version_string(void);
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 3. Layouts: what one model stores
+ *
+ * A *rows* stream has one row of row_bytes for each `ratio` tokens and grows with the sequence. A *state* stream
+ * describes one position P. How many rows it has at P follows from its role:
+ *
+ *   WINDOW                      min(P, state_rows)      rows of the last positions, oldest first
+ *   OVERLAP, INDEX_OVERLAP      P >= ratio ? state_rows : 0   rows of the last complete group (compressor carry)
+ *   OPEN, INDEX_OPEN            P mod ratio             compressor rows of the open group
+ *   OPAQUE with row_bytes 0     one row of any size, per snapshot
+ *   any other                   state_rows
+ */
+enum { KVSTRATA_STREAM_ROWS = 1, KVSTRATA_STREAM_STATE = 2 };
+
+enum {
+  KVSTRATA_ROLE_CSA_ENTRY = 1,
+  KVSTRATA_ROLE_INDEX_KEY = 2,
+  KVSTRATA_ROLE_HCA_ENTRY = 3,
+  KVSTRATA_ROLE_WINDOW = 10,
+  KVSTRATA_ROLE_OVERLAP = 11,
+  KVSTRATA_ROLE_OPEN = 12,
+  KVSTRATA_ROLE_INDEX_OVERLAP = 13,
+  KVSTRATA_ROLE_INDEX_OPEN = 14,
+  KVSTRATA_ROLE_OPAQUE = 20,
+  KVSTRATA_ROLE_KEY = 30,
+  KVSTRATA_ROLE_VALUE = 31,
+  KVSTRATA_ROLE_LATENT = 32,
+  KVSTRATA_ROLE_OTHER = 99
+};
+
+/* The exact packing of a row; two packings of equal size are different identities. Sizes in bytes per row. */
+enum {
+  KVSTRATA_PACKING_RAW = 1,
+  KVSTRATA_PACKING_F32 = 2,
+  KVSTRATA_PACKING_BF16 = 3,
+  KVSTRATA_PACKING_F16 = 4,
+  KVSTRATA_PACKING_FP8_ROW_584 = 10, /* 448 E4M3, 64 bf16, 7 UE8M0 + 1 zero                                          */
+  KVSTRATA_PACKING_FP8_ROW_528 = 11, /* 512 E4M3, 16 UE8M0                                                           */
+  KVSTRATA_PACKING_FP4_ROW_288 = 12, /* 512 E2M1, 32 E4M3 scales                                                     */
+  KVSTRATA_PACKING_FP8_KEY_132 = 13, /* 128 E4M3, one fp32 scale                                                     */
+  KVSTRATA_PACKING_FP4_KEY_68 = 14,  /* 128 E2M1, 4 UE8M0                                                            */
+  KVSTRATA_PACKING_FP8_ROW_656 = 15  /* V3.2: 512 E4M3, 4 fp32 scales, 64 bf16                                       */
+};
+
+enum {
+  KVSTRATA_STREAM_EXACT = 1,      /* a lossy codec is refused on it                                                 */
+  KVSTRATA_STREAM_OPTIONAL = 2,   /* may be absent: a source or destination need not be given                       */
+  KVSTRATA_STREAM_DRAFT = 4,      /* belongs to a draft (MTP) layer; not counted in the model's byte totals         */
+  KVSTRATA_STREAM_REPLICATED = 8, /* equal on every rank: stored once                                               */
+  KVSTRATA_STREAM_SPLIT = 16      /* each rank has its own part: the identity needs the field "shard"               */
+};
+
+typedef struct kvstrata_stream {
+  uint32_t struct_size;
+  int32_t kind;        /* KVSTRATA_STREAM_ROWS or KVSTRATA_STREAM_STATE                                             */
+  int32_t role;        /* KVSTRATA_ROLE_*                                                                           */
+  uint32_t layer;      /* model layer, from 0; decides the order of restore                                         */
+  uint32_t ratio;      /* tokens per row (rows) or per group (OVERLAP, OPEN); 1 where it has no meaning             */
+  uint32_t row_bytes;  /* bytes per row; 0 only for OPAQUE state: a size per snapshot                               */
+  uint32_t state_rows; /* state streams: see above; 0 for rows streams                                              */
+  int32_t packing;     /* KVSTRATA_PACKING_*                                                                        */
+  uint32_t flags;      /* KVSTRATA_STREAM_EXACT | ...                                                               */
+  uint32_t reserved0;
+} kvstrata_stream;
+
+enum {
+  KVSTRATA_REPLAY_NONE = 0,   /* running tokens again cannot rebuild the state                                      */
+  KVSTRATA_REPLAY_FULL = 1,   /* exact after (window-1)*layers tokens                                               */
+  KVSTRATA_REPLAY_BOUNDED = 2 /* trained for: the last `window` tokens; declared not exact                          */
+};
+
+enum { KVSTRATA_PROFILE_F = 1, KVSTRATA_PROFILE_Q = 2, KVSTRATA_PROFILE_S = 3, KVSTRATA_PROFILE_OPAQUE = 4 };
+
+typedef struct kvstrata_layout_desc {
+  uint32_t struct_size;
+  uint32_t block_tokens;          /* tokens per block, a multiple of every ratio, <= 768; 0 = the least one         */
+  int32_t profile;                /* KVSTRATA_PROFILE_*; 0 = OPAQUE                                                 */
+  int32_t replay_mode;            /* KVSTRATA_REPLAY_*                                                              */
+  uint32_t replay_window;         /* tokens, counting the query itself                                              */
+  uint32_t replay_layers;         /* layers whose windows depend on each other                                      */
+  const char* family;             /* decides the identity's mandatory fields; NULL = "custom"                       */
+  const kvstrata_stream* streams; /* [stream_count], stream_stride bytes apart                                      */
+  uint64_t stream_count;          /* <= 4096                                                                        */
+  uint64_t stream_stride;         /* bytes; 0 = sizeof(kvstrata_stream)                                             */
+} kvstrata_layout_desc;
+
+KVSTRATA_API kvstrata_status kvstrata_layout_create(const kvstrata_layout_desc* desc, kvstrata_layout** out,
+                                                    kvstrata_error* error);
+
+enum { KVSTRATA_ROWS_PACKED = 0, KVSTRATA_ROWS_BF16 = 1, KVSTRATA_ROWS_F32 = 2 };
+enum { KVSTRATA_KEYS_FP4 = 0, KVSTRATA_KEYS_FP8 = 1, KVSTRATA_KEYS_BF16 = 2, KVSTRATA_KEYS_F32 = 3 };
+
+typedef struct kvstrata_preset_options {
+  uint32_t struct_size;
+  uint32_t block_tokens; /* 0 = the preset's own                                                                    */
+  int32_t rows;          /* KVSTRATA_ROWS_*                                                                         */
+  int32_t index_keys;    /* KVSTRATA_KEYS_*                                                                         */
+  uint32_t include_draft; /* 1: also the draft layers' window streams                                               */
+  uint32_t reserved0;
+} kvstrata_preset_options;
+
+/* "deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash", "deepseek-v3.2". `options` may be NULL. Else
+ * KVSTRATA_E_NOT_FOUND, and the message lists the names. */
+KVSTRATA_API kvstrata_status kvstrata_layout_from_preset(const char* name, const kvstrata_preset_options* options,
+                                                         kvstrata_layout** out, kvstrata_error* error);
+/* From the text of a model's Hugging Face config.json (`size` bytes, <= 4 MiB, not 0-terminated). */
+KVSTRATA_API kvstrata_status kvstrata_layout_from_config(const char* json, uint64_t size,
+                                                         const kvstrata_preset_options* options, kvstrata_layout** out,
+                                                         kvstrata_error* error);
+/* From the canonical text, `size` bytes. Text that is not in canonical form is refused with its line number. */
+KVSTRATA_API kvstrata_status kvstrata_layout_from_text(const char* text, uint64_t size, kvstrata_layout** out,
+                                                       kvstrata_error* error);
+/* Grouped-query (or multi-head) attention: per layer one K and one V row of kv_heads*head_dim*element_bytes per token. */
+KVSTRATA_API kvstrata_status kvstrata_layout_gqa(uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
+                                                 uint32_t element_bytes, uint32_t block_tokens, kvstrata_layout** out,
+                                                 kvstrata_error* error);
+/* Multi-head latent attention: per layer one row of row_bytes per token. */
+KVSTRATA_API kvstrata_status kvstrata_layout_mla(uint32_t layers, uint32_t row_bytes, uint32_t block_tokens,
+                                                 kvstrata_layout** out, kvstrata_error* error);
+/* An engine that only hands out its whole state as bytes, of any size at each snapshot. */
+KVSTRATA_API kvstrata_status kvstrata_layout_opaque(uint32_t block_tokens, kvstrata_layout** out,
+                                                    kvstrata_error* error);
+KVSTRATA_API void kvstrata_layout_destroy(kvstrata_layout* layout);
+
+typedef struct kvstrata_layout_info {
+  uint32_t struct_size;
+  uint32_t block_tokens;
+  uint32_t stream_count;
+  int32_t profile;
+  int32_t replay_mode;
+  uint32_t reserved0;
+  uint64_t block_bytes;          /* all rows streams, one block                                                     */
+  uint64_t exact_replay_tokens;  /* (window-1)*layers; 0 where replay cannot rebuild the state                      */
+  double bytes_per_token;        /* rows streams without draft layers                                               */
+  uint8_t digest[16];            /* XXH3-128 of the canonical text                                                  */
+} kvstrata_layout_info;
+
+KVSTRATA_API kvstrata_status kvstrata_layout_get_info(const kvstrata_layout* layout, kvstrata_layout_info* out,
+                                                      kvstrata_error* error);
+KVSTRATA_API kvstrata_status kvstrata_layout_get_stream(const kvstrata_layout* layout, uint32_t index,
+                                                        kvstrata_stream* out, kvstrata_error* error);
+/* Bytes of all state streams at `position` (draft layers left out); variable-size streams count 0. */
+KVSTRATA_API kvstrata_status kvstrata_layout_snapshot_bytes(const kvstrata_layout* layout, uint64_t position,
+                                                            uint64_t* out, kvstrata_error* error);
+/* Rows of stream `index` at `position`: of a state stream the rows that describe it, of a rows stream the rows that
+ * are complete since the last block boundary. */
+KVSTRATA_API kvstrata_status kvstrata_layout_rows_at(const kvstrata_layout* layout, uint32_t index, uint64_t position,
+                                                     uint64_t* out, kvstrata_error* error);
+/* Writes the canonical text, 0-terminated, if capacity >= *out_size (which counts the 0); else
+ * KVSTRATA_E_BUFFER_TOO_SMALL with *out_size set. `buffer` may be NULL with capacity 0. */
+KVSTRATA_API kvstrata_status kvstrata_layout_text(const kvstrata_layout* layout, char* buffer, uint64_t capacity,
+                                                  uint64_t* out_size, kvstrata_error* error);
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 4. Storage: an engine may bring its own
+ *
+ * The table is copied when the cache opens; ctx belongs to the cache on success and is destroyed through `destroy`
+ * exactly once, after the last call. On failure of kvstrata_cache_open it stays the caller's. All members are called from any
+ * thread, several at once. A put replaces an older record of its key as a whole: a get returns bytes of one of both,
+ * never a mixture.
+ */
+typedef struct kvstrata_key {
+  uint8_t bytes[32];
+} kvstrata_key;
+
+typedef struct kvstrata_iovec {
+  const void* data;
+  uint64_t size;
+} kvstrata_iovec;
+
+enum { KVSTRATA_STORAGE_PUT = 1, KVSTRATA_STORAGE_GET = 2 };
+
+typedef struct kvstrata_storage_request kvstrata_storage_request;
+/* Must be called exactly once per accepted request, on any thread, also inside submit. `bytes` is what was moved. */
+typedef void (*kvstrata_complete_fn)(void* user, kvstrata_status status, uint64_t bytes, int64_t native_code);
+
+/* One put or ranged get. Everything it points to stays valid until its completion. */
+struct kvstrata_storage_request {
+  uint32_t struct_size;
+  int32_t kind;                /* KVSTRATA_STORAGE_PUT or GET                                                        */
+  kvstrata_key key;
+  uint64_t offset;             /* GET: first payload byte                                                            */
+  void* destination;           /* GET: `size` bytes of the library's staging memory                                  */
+  uint64_t size;               /* GET: bytes wanted; a shorter record completes with KVSTRATA_E_CORRUPT              */
+  const kvstrata_iovec* parts; /* PUT: the payload, concatenated                                                     */
+  uint64_t part_count;
+  const void* meta;            /* PUT: at most 4096 bytes that `list` returns                                        */
+  uint64_t meta_size;
+  kvstrata_complete_fn complete;
+  void* user;
+};
+
+typedef struct kvstrata_storage_entry {
+  uint32_t struct_size;
+  uint32_t meta_size;
+  kvstrata_key key;
+  uint64_t payload_bytes;
+  uint64_t stored_bytes;       /* what the record costs of the budget, headers and padding included                  */
+  uint8_t meta[4096];
+} kvstrata_storage_entry;
+
+enum {
+  KVSTRATA_STORAGE_DURABLE_SYNC = 1, /* sync makes earlier puts durable; without it a durable commit is refused     */
+  KVSTRATA_STORAGE_PERSISTENT = 2    /* records outlive the process                                                  */
+};
+
+typedef struct kvstrata_storage {
+  uint32_t struct_size;
+  uint32_t abi_version;        /* KVSTRATA_ABI_VERSION of the caller's build                                         */
+  void* ctx;
+  void (*destroy)(void* ctx);  /* these first four members never move                                                */
+  uint64_t capabilities;
+  /* Accepts all requests (KVSTRATA_OK) or none. KVSTRATA_E_BUSY: the queue is full. */
+  kvstrata_status (*submit)(void* ctx, const kvstrata_storage_request* requests, uint64_t count, uint64_t stride);
+  kvstrata_status (*stat)(void* ctx, const kvstrata_key* key, int32_t* out_exists, uint64_t* out_payload_bytes);
+  kvstrata_status (*remove)(void* ctx, const kvstrata_key* key); /* an absent key is KVSTRATA_OK                     */
+  kvstrata_status (*sync)(void* ctx);
+  /* Paged: *cursor is 0 at first; fills up to `capacity` entries, `stride` bytes apart; *cursor 0 afterwards = the end. */
+  kvstrata_status (*list)(void* ctx, uint64_t* cursor, kvstrata_storage_entry* entries, uint64_t capacity,
+                          uint64_t stride, uint64_t* out_count);
+} kvstrata_storage;
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 5. Devices: memory that the CPU cannot touch
+ *
+ * The core never dereferences device memory: it moves rows through this table only. Streams and events are the
+ * device's own. All members may be called from any library thread. A non-zero status fails the restore or append with
+ * KVSTRATA_E_DEVICE. The table is copied when the cache opens; ctx follows the rule of kvstrata_storage.
+ */
+typedef struct kvstrata_copy {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  uint64_t host_offset;   /* bytes into the staging buffer                                                          */
+  uint64_t device_offset; /* bytes from `device_base`                                                               */
+  uint64_t size;          /* bytes of one run                                                                       */
+  uint64_t host_stride;   /* bytes between runs on the host                                                         */
+  uint64_t device_stride; /* bytes between runs on the device                                                       */
+  uint64_t count;         /* runs                                                                                   */
+} kvstrata_copy;
+
+enum { KVSTRATA_TO_DEVICE = 1, KVSTRATA_FROM_DEVICE = 2 };
+
+typedef struct kvstrata_device {
+  uint32_t struct_size;
+  uint32_t abi_version;
+  void* ctx;
+  void (*destroy)(void* ctx);
+  uint64_t capabilities; /* none yet                                                                                */
+  /* Host memory that the device can copy from and to asynchronously. NULL = failed. */
+  void* (*allocate_pinned)(void* ctx, int32_t device_id, uint64_t size, uint64_t alignment);
+  void (*release_pinned)(void* ctx, int32_t device_id, void* memory, uint64_t size);
+  /* Enqueues on `stream` the `count` strided copies between pinned `host` memory and device memory at `device_base`.
+   * Asynchronous: `host` stays untouched by the library until an event recorded afterwards has been waited for. */
+  kvstrata_status (*copy)(void* ctx, int32_t device_id, void* stream, int32_t direction, void* host,
+                          void* device_base, const kvstrata_copy* copies, uint64_t count, uint64_t stride);
+  kvstrata_status (*record)(void* ctx, int32_t device_id, void* stream, void** out_event);
+  /* Blocks the calling thread until the event has happened, at most timeout_ms: then KVSTRATA_E_TIMEOUT. */
+  kvstrata_status (*wait)(void* ctx, int32_t device_id, void* event, uint64_t timeout_ms);
+  void (*release_event)(void* ctx, int32_t device_id, void* event); /* exactly once per recorded event             */
+} kvstrata_device;
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 6. Buffers: where an engine's rows live, as source and as destination
+ *
+ * One descriptor for both directions, one per stream. It maps a row index to addresses. The index of a row is
+ *   - in a rows stream: token position / ratio (row i covers tokens i*ratio .. i*ratio+ratio-1);
+ *   - in a WINDOW, OVERLAP or OPEN state stream: the token position that the row belongs to;
+ *   - in any other state stream: 0 .. state_rows-1.
+ * A canonical row is the concatenation of its columns. Without columns a row is one run of row_bytes. Column c of the row
+ * in element e (of a page, for PAGES) lies at
+ *   LINEAR  base + offset_c + (row - first) * stride_c       first = first_row; in state streams: the oldest row
+ *   RING    base + offset_c + ((row - first_row) mod capacity_rows) * stride_c
+ *   PAGES   base + page_ids[row / rows_per_page - first_page] * page_stride + offset_c + (row % rows_per_page) * stride_c
+ *   SLOTS   base + offset_c + slots[row - first] * stride_c  (slots are page_ids; first as for LINEAR)
+ * so that a planar page (all codes, then all scales) and an interleaved one differ only in their columns. A page or slot id
+ * of -1 skips its rows: as a destination nothing is written, as a source the block cannot be stored and is counted.
+ * Every address is checked against [base, base + size_bytes) before anything is touched.
+ */
+enum { KVSTRATA_MEMORY_HOST = 0, KVSTRATA_MEMORY_DEVICE = 1 };
+enum { KVSTRATA_FORM_LINEAR = 0, KVSTRATA_FORM_RING = 1, KVSTRATA_FORM_PAGES = 2, KVSTRATA_FORM_SLOTS = 3 };
+
+typedef struct kvstrata_column {
+  uint32_t struct_size;
+  uint32_t bytes;        /* bytes of each row in this column; a stream's columns add up to row_bytes                */
+  uint64_t offset;       /* bytes from the base (from the page's start for PAGES) to the column of element 0        */
+  uint64_t stride;       /* bytes between consecutive rows of this column                                           */
+} kvstrata_column;
+
+typedef struct kvstrata_buffer {
+  uint32_t struct_size;
+  uint32_t stream;                /* index into the layout's streams                                                */
+  int32_t memory;                 /* KVSTRATA_MEMORY_*                                                              */
+  int32_t device_id;
+  int32_t form;                   /* KVSTRATA_FORM_*                                                                */
+  uint32_t rows_per_page;         /* PAGES                                                                          */
+  void* base;                     /* never written through as a source                                              */
+  uint64_t size_bytes;            /* the whole reach; for OPAQUE as a source: the state's present size              */
+  uint64_t first_row;             /* LINEAR, SLOTS: row index of element 0 (rows streams); RING: row index in slot 0
+                                     modulo capacity                                                                */
+  uint64_t row_stride;            /* bytes between rows when there are no columns; 0 = row_bytes                    */
+  uint64_t capacity_rows;         /* RING                                                                           */
+  uint64_t page_stride;           /* PAGES: bytes between pages                                                     */
+  uint64_t first_page;            /* PAGES: number of the page (row / rows_per_page) that page_ids[0] stands for    */
+  const void* page_ids;           /* PAGES, SLOTS: int32 or int64 ids, -1 skips                                     */
+  uint64_t page_count;            /* ids given                                                                      */
+  uint32_t page_id_bytes;         /* 4 or 8                                                                         */
+  uint32_t reserved0;
+  const kvstrata_column* columns; /* [column_count], NULL = one column of row_bytes                                 */
+  uint64_t column_count;          /* <= 8                                                                           */
+  uint64_t column_stride;         /* bytes; 0 = sizeof(kvstrata_column)                                             */
+} kvstrata_buffer;
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 7. Cache
+ */
+
+/* Host memory for staging. `allocate` returns NULL on failure; sizes and alignments given back are those asked for.
+ * Called from any thread. Must outlive the cache and every handle made from it. */
+typedef struct kvstrata_allocator {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  void* ctx;
+  void* (*allocate)(void* ctx, uint64_t size, uint64_t alignment);
+  void (*release)(void* ctx, void* memory, uint64_t size, uint64_t alignment);
+} kvstrata_allocator;
+
+enum {
+  KVSTRATA_CACHE_READ_ONLY = 1 /* open what is there, write nothing; several may be open                           */
+};
+
+typedef struct kvstrata_cache_options {
+  uint32_t struct_size;
+  uint32_t flags;
+  const char* path;                    /* a directory, made when missing; NULL and no storage: in memory only       */
+  const kvstrata_storage* storage;     /* the engine's own store; excludes path                                     */
+  const kvstrata_device* device;       /* for buffers in device memory; may be NULL                                 */
+  const kvstrata_allocator* allocator; /* NULL = the library's own                                                  */
+  uint64_t capacity_bytes;             /* hard bound of stored bytes, headers included; required unless read-only   */
+  uint64_t snapshot_bytes;             /* of these, at most this much for snapshots; 0 = a quarter                  */
+  uint64_t staging_bytes;              /* bound of staging memory; 0 = 64 MiB                                       */
+  uint64_t lease_bytes;                /* bound of what leases pin; 0 = half of capacity_bytes                      */
+  uint64_t lease_ms;                   /* default lifetime of a lease; 0 = 60,000                                   */
+  uint64_t io_timeout_ms;              /* a read that takes longer is a miss; 0 = 30,000                            */
+  uint32_t io_threads;                 /* threads of the file backend, and of restores; 0 = 2; at most 64           */
+  uint32_t max_blocks;                 /* bound of the index; 0 = 16 Mi blocks                                      */
+} kvstrata_cache_options;
+
+/* Opens or makes a store and rebuilds its index; payload is not read. On failure nothing is kept. */
+KVSTRATA_API kvstrata_status kvstrata_cache_open(const kvstrata_cache_options* options, kvstrata_cache** out,
+                                                 kvstrata_error* error);
+
+typedef struct kvstrata_close_info {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  uint64_t dropped_blocks;    /* accepted but not stored when the deadline passed or the storage failed             */
+  uint64_t dropped_snapshots;
+} kvstrata_close_info;
+
+/* Drains accepted writes for at most timeout_ms (0 = 30,000), makes them durable, ends the threads and closes the storage. Handles made
+ * from the cache stay valid but answer KVSTRATA_E_INVALID_STATE. Closing twice is KVSTRATA_OK. `out` may be NULL. */
+KVSTRATA_API kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms, kvstrata_close_info* out,
+                                                  kvstrata_error* error);
+/* Closes (if still open) and releases. */
+KVSTRATA_API void kvstrata_cache_destroy(kvstrata_cache* cache);
+
+/* One set of counters since open, and gauges of now. Counters never decrease; gauges say so. */
+typedef struct kvstrata_stats {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  /* lookups: lookups == hits + misses; a hit has usable_tokens > 0 */
+  uint64_t lookups, hits, misses;
+  uint64_t requested_tokens, matched_tokens, usable_tokens, replayed_tokens;
+  /* why lookups missed or were cut short, one count per lookup, by kvstrata_reason (index = reason) */
+  uint64_t reasons[16];
+  uint64_t unleased_matches;   /* matches whose lease was refused by the lease budget                               */
+  uint64_t peeks;              /* lookups with KVSTRATA_LOOKUP_PEEK, not counted above                              */
+  /* restores */
+  uint64_t restores, restores_complete, restores_shortened, restores_cancelled, restores_failed;
+  uint64_t restored_bytes;
+  uint64_t reads_corrupt, reads_absent, reads_foreign, reads_stale, reads_failed, reads_timeout; /* records          */
+  /* stores */
+  uint64_t blocks_stored, blocks_deduplicated, blocks_dropped, snapshots_stored, snapshots_dropped;
+  uint64_t blocks_evicted, snapshots_evicted, blocks_removed, snapshots_removed; /* removed: corrupt or dropped      */
+  uint64_t bytes_in, bytes_out; /* put into, and evicted or removed from, storage: bytes_in - bytes_out == held since open */
+  /* gauges */
+  uint64_t held_bytes, held_row_bytes, held_snapshot_bytes, capacity_bytes, snapshot_capacity_bytes;
+  uint64_t held_blocks, held_snapshots;
+  uint64_t leased_bytes, lease_capacity_bytes;
+  uint64_t staging_bytes, staging_capacity_bytes, staging_peak_bytes, stuck_staging_bytes;
+  uint64_t index_bytes;
+  uint64_t namespaces;
+  uint64_t recovered_blocks, recovered_snapshots;                          /* found by open                          */
+  uint64_t skipped_corrupt, skipped_orphans, skipped_foreign, skipped_too_new; /* records not taken by open          */
+  uint64_t foreign_layout_bytes; /* gauge: bytes of stored namespaces that no open handle uses                       */
+} kvstrata_stats;
+
+KVSTRATA_API kvstrata_status kvstrata_cache_stats(kvstrata_cache* cache, kvstrata_stats* out, kvstrata_error* error);
+
+enum {
+  KVSTRATA_EVENT_BLOCK_STORED = 1,
+  KVSTRATA_EVENT_BLOCK_REMOVED = 2,
+  KVSTRATA_EVENT_SNAPSHOT_STORED = 3,
+  KVSTRATA_EVENT_SNAPSHOT_REMOVED = 4,
+  KVSTRATA_EVENT_NAMESPACE_DROPPED = 5
+};
+
+typedef struct kvstrata_event {
+  uint32_t struct_size;
+  int32_t kind;
+  uint64_t sequence;        /* from 1, without gaps; a reader that sees a gap was too slow and must start over      */
+  uint8_t namespace_id[16];
+  uint8_t digest[16];       /* the block's chain digest                                                              */
+  uint64_t position;        /* tokens at the end of the block, or of the snapshot                                    */
+  uint64_t bytes;
+} kvstrata_event;
+
+/* The events from `from_sequence` on that the ring (the last 4096) still holds. *out_next is the sequence to ask for
+ * next. `events` may be NULL with capacity 0. */
+KVSTRATA_API kvstrata_status kvstrata_cache_events(kvstrata_cache* cache, uint64_t from_sequence,
+                                                   kvstrata_event* events, uint64_t capacity, uint64_t stride,
+                                                   uint64_t* out_count, uint64_t* out_next, kvstrata_error* error);
+
+/* Called at least once a second by long operations; a non-zero return ends the operation with KVSTRATA_E_CANCELLED. */
+typedef int32_t (*kvstrata_progress_fn)(void* user, uint64_t done, uint64_t total);
+
+typedef struct kvstrata_verify_info {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  uint64_t records, bytes;               /* checked                                                                  */
+  uint64_t corrupt, removed, unreadable; /* corrupt ones are removed, with what hangs on them, unless read-only      */
+} kvstrata_verify_info;
+
+/* Reads every record and checks identity and checksums. `progress` may be NULL. */
+KVSTRATA_API kvstrata_status kvstrata_cache_verify(kvstrata_cache* cache, kvstrata_progress_fn progress, void* user,
+                                                   kvstrata_verify_info* out, kvstrata_error* error);
+/* Evicts, coldest leaf first, until at most target_bytes are held or only leased records are left. */
+KVSTRATA_API kvstrata_status kvstrata_cache_trim(kvstrata_cache* cache, uint64_t target_bytes,
+                                                 uint64_t* out_held_bytes, kvstrata_error* error);
+/* Makes everything stored before the call durable. KVSTRATA_E_UNSUPPORTED where the storage cannot. */
+KVSTRATA_API kvstrata_status kvstrata_cache_sync(kvstrata_cache* cache, kvstrata_error* error);
+/* Removes the stored namespaces that no open handle uses, with all their records. */
+KVSTRATA_API kvstrata_status kvstrata_cache_purge_foreign(kvstrata_cache* cache, uint64_t* out_bytes,
+                                                          kvstrata_error* error);
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 8. Namespaces
+ */
+
+/* One named part of an identity. All bytes are compared, never a hash alone. Names: [a-z0-9_.-], 1 to 64 characters.
+ * `bytes` NULL with size > 0 is an error; size 0 is a value of its own. */
+typedef struct kvstrata_identity_field {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  const char* name;
+  const void* bytes;
+  uint64_t size; /* <= 65536                                                                                        */
+} kvstrata_identity_field;
+
+enum {
+  KVSTRATA_NAMESPACE_MUST_EXIST = 1 /* else KVSTRATA_E_IDENTITY_MISMATCH or LAYOUT_MISMATCH, naming what differs   */
+};
+
+/* When snapshots are written. 0 = PROMPT_END | OUTPUT_END | COMMON_PREFIX. */
+enum {
+  KVSTRATA_SNAPSHOT_PROMPT_END = 1,
+  KVSTRATA_SNAPSHOT_OUTPUT_END = 2,
+  KVSTRATA_SNAPSHOT_EVERY_N = 4,
+  KVSTRATA_SNAPSHOT_COMMON_PREFIX = 8,
+  KVSTRATA_SNAPSHOT_NEVER = 16
+};
+
+typedef struct kvstrata_namespace_options {
+  uint32_t struct_size;
+  uint32_t flags;
+  const kvstrata_layout* layout;
+  const kvstrata_identity_field* fields; /* the layout's family says which names must be there                     */
+  uint64_t field_count;                  /* <= 64                                                                   */
+  uint64_t field_stride;                 /* bytes; 0 = sizeof(kvstrata_identity_field)                              */
+  uint32_t snapshot_policy;              /* KVSTRATA_SNAPSHOT_*                                                     */
+  uint32_t snapshot_every_tokens;        /* EVERY_N                                                                 */
+} kvstrata_namespace_options;
+
+/* The namespace must be chosen by the host program, never by a request: it is the wall between tenants. */
+KVSTRATA_API kvstrata_status kvstrata_namespace_open(kvstrata_cache* cache, const kvstrata_namespace_options* options,
+                                                     kvstrata_namespace** out, kvstrata_error* error);
+KVSTRATA_API void kvstrata_namespace_destroy(kvstrata_namespace* name_space);
+
+typedef struct kvstrata_namespace_info {
+  uint32_t struct_size;
+  uint32_t existed;          /* 1: the store had it when it was opened                                              */
+  uint8_t id[16];            /* of this life of the namespace; never reused                                         */
+  uint64_t blocks, snapshots, row_bytes, snapshot_bytes;
+  uint64_t foreign_layout_bytes; /* bytes of other stored namespaces whose identity is equal but for the layout    */
+  char nearest_difference[240]; /* how the nearest other stored namespace differs: "block_tokens: stored 128, given 256" */
+} kvstrata_namespace_info;
+
+KVSTRATA_API kvstrata_status kvstrata_namespace_get_info(kvstrata_namespace* name_space, kvstrata_namespace_info* out,
+                                                         kvstrata_error* error);
+/* Forgets everything stored under this namespace. Durable before it returns (where the storage can); no read that
+ * starts later returns old bytes. Open matches of it read as misses. The handle stays usable: it is empty then. */
+KVSTRATA_API kvstrata_status kvstrata_namespace_drop(kvstrata_namespace* name_space, kvstrata_error* error);
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 9. Lookup
+ */
+
+/* What besides its token id makes a position's rows what they are: an image digest, an adapter switch. Compared whole. */
+typedef struct kvstrata_extra_key {
+  uint32_t struct_size;
+  uint32_t type;     /* the engine's own numbering                                                                  */
+  uint64_t position; /* absolute; keys come in ascending order of position                                          */
+  const void* bytes;
+  uint64_t size;     /* <= 1024                                                                                     */
+} kvstrata_extra_key;
+
+typedef struct kvstrata_tokens {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  const int32_t* ids;
+  uint64_t count;
+  const kvstrata_extra_key* extra_keys;
+  uint64_t extra_key_count;
+  uint64_t extra_key_stride; /* bytes; 0 = sizeof(kvstrata_extra_key)                                               */
+} kvstrata_tokens;
+
+enum {
+  KVSTRATA_LOOKUP_PEEK = 1,      /* no lease, no recency, no statistics but `peeks`                                  */
+  KVSTRATA_LOOKUP_NO_LEASE = 2   /* recency but no lease                                                             */
+};
+
+/* Ways to resume; see kvstrata_match_info.mode. As bits in allowed_modes: 1 << mode. */
+enum {
+  KVSTRATA_MODE_NONE = 0,
+  KVSTRATA_MODE_SNAPSHOT = 1,        /* blocks to the usable length, state at it; nothing runs again but the tail    */
+  KVSTRATA_MODE_SNAPSHOT_REPLAY = 2, /* blocks to H, state at S < H; tokens S .. H-1 run again                       */
+  KVSTRATA_MODE_FULL_REPLAY = 3,     /* blocks to H, no state; tokens H-(W-1)*L .. H-1 run again from an empty window */
+  KVSTRATA_MODE_BOUNDED_REPLAY = 4   /* blocks to H; the last W tokens run again; not exact, for layouts trained for it */
+};
+
+/* Why a match is not longer, or nothing. */
+enum {
+  KVSTRATA_REASON_NONE = 0,
+  KVSTRATA_REASON_ABSENT = 1,             /* not even the first block is stored                                     */
+  KVSTRATA_REASON_DIVERGED = 2,           /* stored up to the matched length; what follows differs or is not stored */
+  KVSTRATA_REASON_CAPPED = 3,             /* the whole prompt is stored; at least one token must be computed        */
+  KVSTRATA_REASON_SHORTER_THAN_BLOCK = 4,
+  KVSTRATA_REASON_NO_SNAPSHOT = 5,        /* rows are there, state is not, and replay is not allowed                */
+  KVSTRATA_REASON_MODE_NOT_ALLOWED = 6,
+  KVSTRATA_REASON_NOT_WORTH_IT = 7,       /* restoring would take longer than computing                             */
+  KVSTRATA_REASON_MIN_GAIN = 8,
+  KVSTRATA_REASON_RESTART_GRID = 9,       /* no position on the caller's restart grid                               */
+  KVSTRATA_REASON_REPLAY_TOO_LONG = 10,   /* the replay would begin at 0                                            */
+  KVSTRATA_REASON_HELD = 11,              /* the caller already holds as much                                       */
+  KVSTRATA_REASON_FOREIGN = 12,           /* a stored record belongs to another identity                            */
+  KVSTRATA_REASON_CORRUPT = 13,
+  KVSTRATA_REASON_EVICTED = 14            /* gone between lookup and read                                           */
+};
+
+typedef struct kvstrata_lookup_options {
+  uint32_t struct_size;
+  uint32_t flags;
+  uint64_t held_tokens;              /* the caller already has the rows of this many leading tokens                 */
+  uint32_t allowed_modes;            /* bits 1 << KVSTRATA_MODE_*; 0 = SNAPSHOT only                                */
+  uint32_t restart_multiple;         /* usable length, snapshot position and replay_from are multiples of it; 0 = 1 */
+  uint64_t min_gain_tokens;          /* fewer tokens saved than this: a miss                                        */
+  double prefill_tokens_per_second;  /* 0 = unknown: then no hit is refused for its cost                            */
+  double storage_bytes_per_second;   /* 0 = as measured by this cache                                               */
+  uint64_t lease_ms;                 /* 0 = the cache's default                                                     */
+} kvstrata_lookup_options;
+
+typedef struct kvstrata_match_info {
+  uint32_t struct_size;
+  int32_t mode;                /* KVSTRATA_MODE_*                                                                   */
+  int32_t reason;              /* KVSTRATA_REASON_*: what kept it from being longer                                 */
+  uint32_t leased;             /* 1: the promise holds until lease_ms after the lookup or the last renewal          */
+  uint64_t prompt_tokens;
+  uint64_t matched_tokens;     /* longest stored chain of blocks, at most prompt_tokens-1, on the block grid        */
+  uint64_t usable_tokens;      /* rows and state up to here can be had                                              */
+  uint64_t replay_from;        /* the engine runs tokens from here on                                               */
+  uint64_t write_floor;        /* rows of tokens below it must not be written while replaying                       */
+  uint64_t snapshot_position;  /* of the snapshot that will be read; UINT64_MAX = none                              */
+  uint64_t held_tokens;
+  uint64_t reused_tokens;      /* = replay_from; the three parts add up to prompt_tokens                            */
+  uint64_t replayed_tokens;    /* = usable_tokens - replay_from                                                     */
+  uint64_t recomputed_tokens;  /* = prompt_tokens - usable_tokens                                                   */
+  uint64_t bytes_to_read;
+  double restore_seconds;      /* estimate: reading and replaying; 0 = rates unknown                                */
+  double recompute_seconds;    /* estimate of what the hit saves; 0 = rate unknown                                  */
+} kvstrata_match_info;
+
+/* Longest stored prefix of `tokens`. Pure memory: no I/O. `options` may be NULL. Always gives a match on success, also
+ * for a miss. The tokens are copied. */
+KVSTRATA_API kvstrata_status kvstrata_lookup(kvstrata_namespace* name_space, const kvstrata_tokens* tokens,
+                                             const kvstrata_lookup_options* options, kvstrata_match** out,
+                                             kvstrata_error* error);
+KVSTRATA_API void kvstrata_match_destroy(kvstrata_match* match); /* ends the lease                                  */
+KVSTRATA_API kvstrata_status kvstrata_match_get_info(const kvstrata_match* match, kvstrata_match_info* out,
+                                                     kvstrata_error* error);
+/* Prolongs the lease to lease_ms from now (0 = default). KVSTRATA_E_INVALID_STATE if it has already ended. */
+KVSTRATA_API kvstrata_status kvstrata_match_renew(kvstrata_match* match, uint64_t lease_ms, kvstrata_error* error);
+/* Plans anew with usable_tokens <= max_usable_tokens, so that the ranks of one model can agree. */
+KVSTRATA_API kvstrata_status kvstrata_match_limit(kvstrata_match* match, uint64_t max_usable_tokens,
+                                                  kvstrata_error* error);
+/* Limits all `count` matches of one prompt to the largest usable length that every one of them reaches. */
+KVSTRATA_API kvstrata_status kvstrata_match_agree(kvstrata_match* const* matches, uint64_t count,
+                                                  uint64_t* out_usable_tokens, kvstrata_error* error);
+/* The position of the first token that differs from the nearest stored continuation; UINT64_MAX when there is none.
+ * Reads the token ids of at most 16 stored blocks. */
+KVSTRATA_API kvstrata_status kvstrata_match_first_difference(kvstrata_match* match, uint64_t* out_position,
+                                                             kvstrata_error* error);
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 10. Restore
+ */
+enum {
+  KVSTRATA_PLAN_EARLY_RELEASE = 1 /* layers are given out as they arrive; if a later read fails the result is SHORTENED
+                                     and the engine discards what it did with them                                  */
+};
+
+enum {
+  KVSTRATA_PLAN_CREATED = 0,
+  KVSTRATA_PLAN_RUNNING = 1,
+  KVSTRATA_PLAN_COMPLETE = 2,  /* all of the match's promise is in the destinations                                 */
+  KVSTRATA_PLAN_SHORTENED = 3, /* some record could not be read: the result's lengths are smaller                   */
+  KVSTRATA_PLAN_CANCELLED = 4,
+  KVSTRATA_PLAN_FAILED = 5     /* a destination or device failed; nothing is usable                                 */
+};
+
+typedef struct kvstrata_plan_result {
+  uint32_t struct_size;
+  int32_t state;            /* KVSTRATA_PLAN_*                                                                      */
+  int32_t mode;             /* what holds now; NONE with usable_tokens 0 when nothing could be read                 */
+  int32_t reason;
+  uint64_t usable_tokens, replay_from, write_floor;
+  uint64_t snapshot_position;
+  uint64_t layers_ready;    /* leading layers (ascending layer numbers that have streams) that may be used          */
+  uint64_t layers_total;
+  uint64_t bytes_read;
+  uint32_t quiesced;        /* 1: the destinations are the caller's again                                           */
+  kvstrata_status status;   /* of a FAILED or CANCELLED plan                                                        */
+} kvstrata_plan_result;
+
+/* Called when a layer became ready and once at the end, never inside start. May only signal (set a flag, wake a thread).
+ * A non-zero return cancels the plan. */
+typedef int32_t (*kvstrata_plan_signal_fn)(void* user, uint64_t layers_ready, int32_t state);
+
+typedef struct kvstrata_plan_options {
+  uint32_t struct_size;
+  uint32_t flags;
+  const uint32_t* streams;  /* only these streams are restored; NULL = all that have a destination must have one    */
+  uint64_t stream_count;
+  uint64_t timeout_ms;      /* of the whole restore; what has not arrived then is a miss; 0 = none but io_timeout   */
+  void* stream;             /* the device's stream for device destinations                                          */
+  kvstrata_plan_signal_fn signal;
+  void* signal_user;
+} kvstrata_plan_options;
+
+/* `options` may be NULL. The plan keeps the match's lease until it is destroyed. */
+KVSTRATA_API kvstrata_status kvstrata_plan_create(kvstrata_match* match, const kvstrata_plan_options* options,
+                                                  kvstrata_plan** out, kvstrata_error* error);
+
+/* What will be read, one entry per stream that is not empty, in the order in which it arrives. */
+typedef struct kvstrata_plan_segment {
+  uint32_t struct_size;
+  uint32_t stream;
+  uint32_t layer;
+  uint32_t reserved0;
+  uint64_t first_row; /* row index as in kvstrata_buffer                                                             */
+  uint64_t rows;
+  uint64_t bytes;     /* for OPAQUE state: the size that the destination must have                                   */
+} kvstrata_plan_segment;
+
+KVSTRATA_API uint64_t kvstrata_plan_segment_count(const kvstrata_plan* plan);
+KVSTRATA_API kvstrata_status kvstrata_plan_get_segment(const kvstrata_plan* plan, uint64_t index,
+                                                       kvstrata_plan_segment* out, kvstrata_error* error);
+
+/* Checks every destination against the plan, then begins. From here until the plan has quiesced the destinations' memory
+ * is the plan's own; page id arrays and columns are copied. Nothing outside the given ranges is ever written. */
+KVSTRATA_API kvstrata_status kvstrata_plan_start(kvstrata_plan* plan, const kvstrata_buffer* destinations,
+                                                 uint64_t count, uint64_t stride, kvstrata_error* error);
+/* Never blocks. */
+KVSTRATA_API kvstrata_status kvstrata_plan_poll(const kvstrata_plan* plan, kvstrata_plan_result* out,
+                                                kvstrata_error* error);
+/* Waits until the leading `layers` layers are ready or the plan has ended; KVSTRATA_E_TIMEOUT after timeout_ms leaves the
+ * plan running. UINT64_MAX waits without limit of its own (io_timeout_ms bounds it). `out` may be NULL. */
+KVSTRATA_API kvstrata_status kvstrata_plan_wait_layers(kvstrata_plan* plan, uint64_t layers, uint64_t timeout_ms,
+                                                       kvstrata_plan_result* out, kvstrata_error* error);
+/* Waits for the end and quiescence. */
+KVSTRATA_API kvstrata_status kvstrata_plan_wait(kvstrata_plan* plan, uint64_t timeout_ms, kvstrata_plan_result* out,
+                                                kvstrata_error* error);
+/* When it has returned, the destinations are never touched again, even if reads are still stuck. */
+KVSTRATA_API void kvstrata_plan_cancel(kvstrata_plan* plan);
+KVSTRATA_API void kvstrata_plan_destroy(kvstrata_plan* plan); /* cancels a running plan                             */
+
+/* ------------------------------------------------------------------------------------------------------------------
+ * 11. Store
+ */
+enum {
+  KVSTRATA_WRITER_NO_ADMIT = 1,    /* keeps the chain but stores nothing new (read-only request)                     */
+  KVSTRATA_WRITER_NO_SNAPSHOTS = 2
+};
+
+typedef struct kvstrata_writer_options {
+  uint32_t struct_size;
+  uint32_t flags;
+  uint32_t restart_multiple; /* snapshots are taken only at multiples of it; 0 = 1                                  */
+  uint32_t reserved0;
+  uint64_t start_tokens;     /* with a match: tokens whose rows are already in the sources; 0 = the match's usable
+                                length. A shortened plan's usable_tokens goes here.                                 */
+  uint64_t wait_ms;          /* how long advance may wait for staging memory before it drops a block; 0 = 1,000     */
+  void* stream;              /* the device's stream for device sources                                              */
+} kvstrata_writer_options;
+
+/* A writer for one sequence. With a match, it continues (or forks from) the match's prompt at start_tokens; else it
+ * starts empty. `match` and `options` may be NULL; the match may be destroyed afterwards. */
+KVSTRATA_API kvstrata_status kvstrata_writer_open(kvstrata_namespace* name_space, const kvstrata_match* match,
+                                                  const kvstrata_writer_options* options, kvstrata_writer** out,
+                                                  kvstrata_error* error);
+/* Registers where a stream's rows are; again to replace it (new page table, other size of an opaque state). Columns and
+ * page ids are copied. The memory must stay readable during advance, snapshot and commit calls only. */
+KVSTRATA_API kvstrata_status kvstrata_writer_set_source(kvstrata_writer* writer, const kvstrata_buffer* source,
+                                                        kvstrata_error* error);
+/* After each step: appends `tokens` (may be NULL) to the sequence and says that the rows of the first computed_length
+ * tokens, and the state at computed_length, are in the sources. Rows of newly complete blocks are copied before it
+ * returns, those of a hit that has been evicted meanwhile included; storing goes on in the background. Takes a snapshot
+ * when computed_length is a wanted position. What cannot be stored is dropped and counted, never an error of the
+ * sequence. */
+KVSTRATA_API kvstrata_status kvstrata_writer_advance(kvstrata_writer* writer, const kvstrata_tokens* tokens,
+                                                     uint64_t computed_length, kvstrata_error* error);
+/* Takes a snapshot at the computed length now. KVSTRATA_E_INVALID_STATE off the restart grid or at length 0. */
+KVSTRATA_API kvstrata_status kvstrata_writer_snapshot(kvstrata_writer* writer, kvstrata_error* error);
+/* Where this prompt wants snapshots, ascending: cut prefill chunks there. Those at or below the writer's computed
+ * length are left out. Also remembers them, so that advance takes them. `positions` may be NULL with capacity 0;
+ * *out_count is the number of all, and KVSTRATA_E_BUFFER_TOO_SMALL is returned when capacity is smaller. */
+KVSTRATA_API kvstrata_status kvstrata_writer_snapshot_positions(kvstrata_writer* writer, const kvstrata_tokens* prompt,
+                                                                uint64_t* positions, uint64_t capacity,
+                                                                uint64_t* out_count, kvstrata_error* error);
+/* Takes back the tokens from `length` on (rejected draft tokens). Blocks stored already stay valid for others. */
+KVSTRATA_API kvstrata_status kvstrata_writer_truncate(kvstrata_writer* writer, uint64_t length, kvstrata_error* error);
+/* An independent writer at the same point, with the same sources until they are set anew. */
+KVSTRATA_API kvstrata_status kvstrata_writer_fork(const kvstrata_writer* writer, kvstrata_writer** out,
+                                                  kvstrata_error* error);
+
+enum {
+  KVSTRATA_COMMIT_DURABLE = 1,   /* sync before returning                                                            */
+  KVSTRATA_COMMIT_OUTPUT_END = 2 /* the output has ended here: store the newest state as the policy says             */
+};
+
+typedef struct kvstrata_commit_info {
+  uint32_t struct_size;
+  uint32_t durable;              /* 1: survives power loss                                                          */
+  uint64_t sequence_tokens, computed_tokens;
+  uint64_t blocks_stored, blocks_deduplicated, blocks_dropped; /* of this writer, since it was opened               */
+  uint64_t snapshots_stored, snapshots_deduplicated, snapshots_dropped;
+  uint64_t stored_bytes;
+  int32_t drop_reason;           /* status of the last drop, 0 = none                                               */
+  uint32_t reserved0;
+} kvstrata_commit_info;
+
+/* Waits until everything accepted so far is stored and visible (at most timeout_ms; 0 = 30,000). `out` may be NULL. */
+KVSTRATA_API kvstrata_status kvstrata_writer_commit(kvstrata_writer* writer, uint32_t flags, uint64_t timeout_ms,
+                                                    kvstrata_commit_info* out, kvstrata_error* error);
+/* What was accepted is still stored; a held output-end snapshot that was not committed is dropped. */
+KVSTRATA_API void kvstrata_writer_destroy(kvstrata_writer* writer);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif /* KVSTRATA_C_API_H */
