@@ -1,4 +1,5 @@
 # Third-party packages, all from the system: nothing is downloaded at configure time.
+# cmake/install-packages.sh names the Debian packages that hold them.
 find_package(Threads REQUIRED)
 find_package(absl REQUIRED CONFIG)
 find_package(zstd REQUIRED CONFIG)
@@ -9,4 +10,9 @@ find_package(nlohmann_json 3.9 REQUIRED CONFIG)
 if(KVSTRATA_BUILD_TESTS)
   # Catch2 2 (Debian 12) and 3 are both supported; tests/support/catch.hpp hides the difference.
   find_package(Catch2 REQUIRED CONFIG)
+  # The tidy, ABI and consumer tests are Python scripts; standard library only.
+  find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
+endif()
+if(KVSTRATA_BUILD_BENCHMARKS)
+  find_package(benchmark REQUIRED CONFIG)
 endif()

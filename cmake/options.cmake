@@ -6,6 +6,23 @@ option(KVSTRATA_INSTALL "Generate the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(KVSTRATA_WERROR "Treat warnings as errors" OFF)
 set(KVSTRATA_SANITIZE "" CACHE STRING "Sanitizers for everything built here, e.g. address,undefined or thread")
 
-if(NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
+# A misspelt switch would be ignored in silence and the wrong thing built: refuse it.
+set(KVSTRATA_OPTIONS KVSTRATA_BUILD_TESTS KVSTRATA_BUILD_EXAMPLES KVSTRATA_BUILD_BENCHMARKS KVSTRATA_INSTALL
+  KVSTRATA_WERROR KVSTRATA_SANITIZE)
+get_cmake_property(_cache_names CACHE_VARIABLES)
+list(FILTER _cache_names INCLUDE REGEX "^KVSTRATA_")
+foreach(_name IN LISTS _cache_names)
+  if(NOT _name IN_LIST KVSTRATA_OPTIONS)
+    list(JOIN KVSTRATA_OPTIONS ", " _known)
+    message(FATAL_ERROR "${_name} is not an option of kvstrata; there are ${_known}. "
+      "Once removed from the command line, -U ${_name} removes it from the cache.")
+  endif()
+endforeach()
+
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYPES)
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
+
+# In this directory and below only: a parent project keeps its own.
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_C_EXTENSIONS OFF)
