@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+// The block-aligned prefix trie of one namespace: which blocks are stored, under which parent, and which of them
+// should go next. Owns no payload and no tokens; a node is one stored block, found by the chained key of its prefix.
+//
+// Memory: nodes of 80 bytes in chunks, hash chains inside the nodes, a bucket array that grows by splitting one
+// bucket at a time (linear hashing, at most 2 nodes a bucket), and a heap of the leaves. At most 96 bytes per live
+// block in all, growth included; memory is kept for reuse after an eviction.
+//
+// Thread rule: externally synchronised (the engine holds its lock around every call, const ones included with
+// respect to writers). No I/O, no threads, no clock: time comes in as an argument.
+//
+// Two clocks, both the caller's. A *tick* orders uses: any counter below 2^48 (larger values count as 2^48 - 1),
+// shared by all tries whose leaves are compared with each other. `expires_at` and `now` are in the caller's unit of
+// expiry (the engine: seconds); 0 means never.
+//
+// Invariants (Validate checks them all):
+//   I1  No orphan: every live block's parent is live, or the root; depth is the parent's plus 1.
+//   I2  Presence is monotone: a block is found by its key exactly while it is live, so along one chain of keys all
+//       blocks up to some depth are found, and none after it.
+//   I3  A parent is never colder than its child: last_use(parent) >= last_use(child).
+//   I4  A parent never expires before its child.
+//   I5  pins(block) = leases on it + children (dead ones included) with pins > 0; thus a lease pins all ancestors.
+//   I6  The eviction heap holds exactly the live, unpinned leaves, coldest at the top.
+//   I7  A dead block (detached while pinned) is not found, has no live child, and its slot lives until its pins
+//       are 0.
+//   I8  The totals (blocks, bytes, leased bytes, dead bytes) equal the sums over the nodes.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lib/base/hash.h"
+#include "lib/trie/chunked_array.h"
+
+namespace kvstrata::core::trie {
+
+using BlockKey = base::BlockDigest;
+
+// Names one node in one life of its slot. A reference to a block that has gone is detected by its generation; every
+// call accepts it and answers "not found". Default-constructed: no node.
+struct NodeRef {
+  uint32_t index = UINT32_MAX;
+  uint32_t generation = 0;
+
+  bool valid() const { return index != UINT32_MAX; }
+  friend bool operator==(const NodeRef&, const NodeRef&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const NodeRef& ref) {
+    return H::combine(std::move(state), ref.index, ref.generation);
+  }
+};
+
+// A copy of what the trie knows of one block.
+struct BlockInfo {
+  NodeRef node;
+  BlockKey key;
+  NodeRef parent;           // the root for a first block; no node for the root
+  uint32_t depth = 0;       // number of blocks up to and including this one; 0 for the root
+  uint64_t sequence = 0;    // of its placement in storage
+  uint64_t bytes = 0;       // payload bytes in storage
+  uint64_t last_use = 0;    // tick
+  uint32_t frequency = 0;   // uses counted by Touch, saturating at 65535
+  uint32_t expires_at = 0;  // 0: never
+  uint32_t pins = 0;        // > 0: must not lose its payload yet
+  bool has_children = false;
+  bool dead = false;  // detached, waiting for its last lease
+};
+
+// The keys of a token sequence's blocks, computed in order, lazily, each at most once. Kept by the caller, so that
+// the writer of the same sequence need not hash again.
+class KeySequence {
+ public:
+  // Computes the key of block `index` from its parent's key. Called with index = 0, 1, 2, ... once each.
+  using Compute = std::function<BlockKey(uint64_t index, const BlockKey& parent)>;
+
+  KeySequence(const BlockKey& root, Compute compute) : root_(root), compute_(std::move(compute)) {}
+
+  const BlockKey& root() const { return root_; }
+  const BlockKey& At(uint64_t index) {
+    while (keys_.size() <= index) keys_.push_back(compute_(keys_.size(), keys_.empty() ? root_ : keys_.back()));
+    return keys_[index];
+  }
+  uint64_t computed() const { return keys_.size(); }
+
+ private:
+  BlockKey root_;
+  Compute compute_;
+  std::vector<BlockKey> keys_;
+};
+
+// The cap of a match: an engine must compute at least one token itself, so n tokens match at most
+// floor((n - 1) / block_tokens) blocks; 0 for n = 0 or block_tokens = 0.
+constexpr uint64_t MaxMatchBlocks(uint64_t token_count, uint64_t block_tokens) {
+  return token_count == 0 || block_tokens == 0 ? 0 : (token_count - 1) / block_tokens;
+}
+
+// Number of leading tokens that are equal: the offset of the first difference, or the shorter length if there is
+// none. With it the engine finds the first differing token of a prompt against the stored children of the match.
+uint64_t FirstDifference(std::span<const int32_t> query, std::span<const int32_t> stored);
+
+struct TrieOptions {
+  // Most nodes at once, dead ones included, root not counted. 32-bit links allow 2^32 - 2.
+  uint64_t max_blocks = UINT32_MAX - uint64_t{1};
+};
+
+struct MatchResult {
+  NodeRef node;         // the deepest block found, or the root
+  uint64_t blocks = 0;  // its depth
+};
+
+struct InsertResult {
+  NodeRef node;
+  bool inserted = false;  // false: the same block was there already and is unchanged
+};
+
+class Trie {
+ public:
+  using Visitor = std::function<void(const BlockInfo&)>;  // must not call back into the trie
+
+  static constexpr uint64_t kMaxTick = (uint64_t{1} << 48) - 1;
+  static constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 40) - 1;  // 1 TiB
+  static constexpr uint32_t kMaxDepth = (uint32_t{1} << 24) - 1;
+
+  explicit Trie(const BlockKey& root_key, const TrieOptions& options = {});
+
+  NodeRef root() const;
+  const BlockKey& root_key() const { return root_key_; }
+
+  // Adds a block below `parent`. The block's last use becomes `tick`, and its ancestors' too where they were colder;
+  // frequencies do not change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block.
+  // Errors: kNotFound (field "parent": gone, dead), kNoSpace ("max_blocks": evict first), kOutOfMemory,
+  // kTooLarge ("bytes", "depth"), kInvalidState ("key": already there under another parent).
+  absl::StatusOr<InsertResult> Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
+                                      uint64_t tick, uint32_t expires_at = 0);
+
+  // The live block with this key; expiry is not looked at.
+  std::optional<NodeRef> Find(const BlockKey& key) const;
+
+  // The longest stored, unexpired prefix of `keys`, at most `max_blocks` long: exponential, then binary search over
+  // the depth. Computes no key beyond twice the match's length (one key if the first block is absent). Every hit is
+  // verified by digest, check and depth. Changes nothing: this is the peek; follow it with Touch for a use.
+  MatchResult Match(KeySequence& keys, uint64_t max_blocks, uint32_t now = 0) const;
+
+  // A use: the block and all its ancestors get last_use = max(last_use, tick) and frequency + 1. False: gone or dead.
+  bool Touch(NodeRef node, uint64_t tick);
+  // Lets the block and its ancestors live at least until `expires_at` (0: forever). False: gone or dead.
+  bool ExtendExpiry(NodeRef node, uint32_t expires_at);
+
+  // Pins the block and, through it, all ancestors: none is evicted, and after a detach none loses its slot until
+  // the release. Leases count. The root may be leased. Errors: kNotFound (gone, dead, expired by `now`: look
+  // lower and try again), kBusy (too many leases); nothing is pinned then.
+  absl::Status Lease(NodeRef node, uint32_t now = 0);
+  // Ends one lease. Blocks that were dead and have now lost their last pin are freed and told to `on_freed`,
+  // deepest first: only now may their space be used again. Errors: kNotFound, kInvalidState (not leased).
+  absl::Status Release(NodeRef node, const Visitor& on_freed = nullptr);
+
+  // The coldest live, unpinned leaf: least last_use, then least sequence. None: all is pinned, or empty.
+  std::optional<NodeRef> ColdestLeaf() const;
+  // Removes a leaf; returns what it was. Errors: kNotFound (gone, dead), kInvalidState (root, or has children),
+  // kBusy (pinned).
+  absl::StatusOr<BlockInfo> Remove(NodeRef leaf);
+  // Removes a block with all descendants at once (the root: everything below it). Children come before their parents.
+  // on_removed sees each; those with pins > 0 are dead from now on, and Release will tell when their space is free.
+  // Returns the number of blocks removed. Error: kNotFound (gone or dead).
+  absl::StatusOr<uint64_t> DetachSubtree(NodeRef node, const Visitor& on_removed = nullptr);
+  // Looks at up to `max_slots` slots, going round from call to call, and detaches what has expired by `now`, with its
+  // descendants. Returns the number of blocks removed.
+  uint64_t SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_removed = nullptr);
+
+  // Live or dead; nothing when the reference is stale.
+  std::optional<BlockInfo> Get(NodeRef node) const;
+  bool IsLive(NodeRef node) const;
+  // No node for the root, or for a stale reference. A dead block still knows its parent.
+  NodeRef Parent(NodeRef node) const;
+  // References of the blocks from depth 1 to `node`, in this order; empty for the root and for a stale reference.
+  std::vector<NodeRef> Path(NodeRef node) const;
+  // Children, newest first: for (c = FirstChild(n); c.valid(); c = NextSibling(c)).
+  NodeRef FirstChild(NodeRef node) const;
+  NodeRef NextSibling(NodeRef node) const;
+
+  // A bit per node that its owner (the snapshot index) sets and clears: this node has snapshots.
+  void SetMark(NodeRef node, bool marked);
+  bool IsMarked(NodeRef node) const;
+
+  uint64_t block_count() const { return live_count_; }     // live blocks
+  uint64_t bytes() const { return live_bytes_; }           // payload bytes of live blocks
+  uint64_t LeasedBytes() const { return leased_bytes_; }   // payload bytes of pinned blocks, ancestors and dead included
+  uint64_t dead_bytes() const { return dead_bytes_; }      // payload bytes of dead blocks
+  uint64_t dead_count() const { return dead_count_; }
+  uint64_t MemoryBytes() const;                            // what the trie itself takes, this object included
+
+  // Checks I1 to I8; the message names the invariant and the node. For tests: visits everything.
+  absl::Status Validate() const;
+
+ private:
+  static constexpr uint32_t kNone = UINT32_MAX;
+
+  // 80 bytes; the widths are what keeps 96 bytes per block possible.
+  struct Node {
+    uint64_t digest_lo;
+    uint64_t digest_hi;
+    uint64_t check;
+    uint64_t sequence;
+    uint64_t last_use : 48;
+    uint64_t frequency : 16;
+    uint64_t bytes : 40;
+    uint64_t depth : 24;
+    uint32_t pins : 24;
+    uint32_t state : 4;  // State
+    uint32_t has_children : 1;
+    uint32_t marked : 1;
+    uint32_t unused : 2;
+    uint32_t expires_at;
+    uint32_t generation;
+    uint32_t parent;        // free slot: next free slot
+    uint32_t child_or_heap; // has_children: first child; else position in the heap, or kNone
+    uint32_t next_sibling;
+    uint32_t prev_sibling;  // kNone: first child
+    uint32_t hash_next;
+  };
+  static_assert(sizeof(Node) == 80);
+
+  enum State : uint32_t { kFree = 0, kLive = 1, kDead = 2 };
+  static constexpr uint32_t kMaxPins = (uint32_t{1} << 24) - 1;
+
+  bool Exists(NodeRef ref) const;
+  NodeRef RefOf(uint32_t index) const;
+  BlockInfo InfoOf(uint32_t index) const;
+  BlockKey KeyOf(const Node& node) const;
+  uint32_t FindIndex(const BlockKey& key) const;
+  bool FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, NodeRef* found) const;
+  absl::Status CheckInsert(NodeRef parent, uint64_t bytes) const;
+  bool EnsureRoot();
+
+  uint32_t TakeSlot();
+  void FreeSlot(uint32_t index);
+
+  uint64_t BucketOf(uint64_t hash) const;
+  void HashInsert(uint32_t index);
+  void HashErase(uint32_t index);
+  void SplitBucket();
+
+  void LinkChild(uint32_t parent, uint32_t child);
+  void UnlinkChild(uint32_t child);
+
+  bool Colder(uint32_t a, uint32_t b) const;
+  void HeapPlace(uint32_t position, uint32_t index);
+  void HeapSiftUp(uint32_t position);
+  void HeapSiftDown(uint32_t position);
+  void HeapUpdate(uint32_t index);  // adds, removes or reorders `index` as I6 wants it
+  void HeapErase(uint32_t index);
+
+  void DropNode(uint32_t index, const Visitor& on_removed);
+  uint64_t DetachOne(uint32_t top, const Visitor& on_removed);
+  void Unpin(uint32_t index, const Visitor& on_freed);
+
+  absl::Status ValidateNode(uint32_t index) const;
+  absl::Status ValidateTotals() const;
+
+  BlockKey root_key_;
+  TrieOptions options_;
+  ChunkedArray<Node, 5> nodes_;         // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
+  ChunkedArray<uint32_t, 6> buckets_;   // first node of each chain
+  ChunkedArray<uint32_t, 6> heap_;      // reserved for as many entries as there are live blocks: a push cannot fail
+  absl::flat_hash_map<uint32_t, uint32_t> leases_;  // leases taken on the node itself; few: one a held match
+  uint64_t node_count_ = 0;     // slots ever used, the root's included
+  uint64_t bucket_count_ = 0;   // in [bucket_base_, 2 * bucket_base_)
+  uint64_t bucket_base_ = 0;    // a power of two
+  uint32_t heap_size_ = 0;
+  uint32_t free_head_ = kNone;
+  uint64_t sweep_cursor_ = 1;
+  uint64_t live_count_ = 0;
+  uint64_t live_bytes_ = 0;
+  uint64_t leased_bytes_ = 0;
+  uint64_t dead_bytes_ = 0;
+  uint64_t dead_count_ = 0;
+};
+
+}  // namespace kvstrata::core::trie
