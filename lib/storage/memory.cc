@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/storage/memory.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+#include <string>
+
+#include "lib/base/checked.h"
+#include "lib/base/status.h"
+#include "lib/storage/request_check.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+// The node of the map, the record with its two vectors and the heap's own rounding: measured at 200 to 230 bytes with
+// glibc, charged as 256.
+constexpr uint64_t kOverheadBytes = 256;
+// Requests complete inside Submit, so nothing queues; the bound only keeps a batch from being absurd.
+constexpr uint64_t kMaxRequests = 1u << 20;
+
+absl::Status Forked() {
+  return base::MakeStatus(base::Code::kForked, "storage", "was opened by the parent process; open it again here");
+}
+
+}  // namespace
+
+MemoryStorage::MemoryStorage(const MemoryOptions& options) : options_(options), owner_(getpid()) {}
+
+absl::Status MemoryStorage::CheckOpen() const {
+  if (closed_) return base::MakeStatus(base::Code::kInvalidState, "storage", "is closed");
+  return absl::OkStatus();
+}
+
+absl::Status MemoryStorage::Submit(std::span<const Request> requests) {
+  if (getpid() != owner_) return Forked();
+  if (absl::Status status = CheckBatch(requests, capabilities()); !status.ok()) return status;
+  {
+    base::MutexLock lock(mutex_);
+    if (absl::Status status = CheckOpen(); !status.ok()) return status;
+    in_flight_ += requests.size();
+  }
+  for (const Request& request : requests) {
+    const Put* put = std::get_if<Put>(&request.operation);
+    request.completion.Run(put != nullptr ? DoPut(*put) : DoGet(std::get<Get>(request.operation)));
+    RequestDone();
+  }
+  return absl::OkStatus();
+}
+
+Result MemoryStorage::DoPut(const Put& put) {
+  const uint64_t payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
+  const uint64_t stored = StoredBytes(payload_bytes, put.meta.size());
+  if (absl::Status status = Reserve(stored); !status.ok()) return {status, 0};
+  std::shared_ptr<const Record> old;
+  try {
+    auto record = std::make_shared<Record>();
+    record->payload.reserve(static_cast<size_t>(payload_bytes));
+    for (const base::ByteView part : put.parts) record->payload.insert(record->payload.end(), part.begin(), part.end());
+    record->meta.assign(put.meta.begin(), put.meta.end());
+    base::MutexLock lock(mutex_);
+    std::shared_ptr<const Record>& slot = records_[put.key];
+    old = std::exchange(slot, std::move(record));
+  } catch (const std::bad_alloc&) {
+    Release(stored);
+    return {base::MakeStatus(base::Code::kOutOfMemory, "put", std::to_string(stored) + " bytes"), 0};
+  }
+  if (old != nullptr) Release(StoredBytes(old->payload.size(), old->meta.size()));
+  return {absl::OkStatus(), payload_bytes};
+}
+
+Result MemoryStorage::DoGet(const Get& get) {
+  std::shared_ptr<const Record> record;
+  {
+    base::MutexLock lock(mutex_);
+    const auto found = records_.find(get.key);
+    if (found == records_.end()) return {base::MakeStatus(base::Code::kNotFound, "key", "no such record"), 0};
+    record = found->second;
+  }
+  absl::Status status = CheckRange(get.offset, get.destination.size(), record->payload.size());
+  if (!status.ok()) return {std::move(status), 0};
+  const base::ByteView payload = record->payload;
+  const base::ByteView range = payload.subspan(static_cast<size_t>(get.offset), get.destination.size());
+  std::copy(range.begin(), range.end(), get.destination.begin());
+  return {absl::OkStatus(), get.destination.size()};
+}
+
+absl::Status MemoryStorage::Reserve(uint64_t bytes) {
+  if (bytes > options_.capacity_bytes) {
+    return base::MakeStatus(base::Code::kTooLarge, "put",
+                            std::to_string(bytes) + " bytes, the capacity is " + std::to_string(options_.capacity_bytes));
+  }
+  base::MutexLock lock(mutex_);
+  if (bytes > options_.capacity_bytes - used_bytes_) {
+    return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
+                            std::to_string(used_bytes_) + " of " + std::to_string(options_.capacity_bytes) +
+                                " bytes are used, " + std::to_string(bytes) + " more do not fit");
+  }
+  used_bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+void MemoryStorage::Release(uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  used_bytes_ -= bytes;
+}
+
+void MemoryStorage::RequestDone() {
+  base::MutexLock lock(mutex_);
+  if (--in_flight_ == 0) idle_.NotifyAll();
+}
+
+absl::StatusOr<std::optional<uint64_t>> MemoryStorage::Stat(const Key& key) {
+  if (getpid() != owner_) return Forked();
+  base::MutexLock lock(mutex_);
+  if (absl::Status status = CheckOpen(); !status.ok()) return status;
+  const auto found = records_.find(key);
+  if (found == records_.end()) return std::optional<uint64_t>();
+  return std::optional<uint64_t>(found->second->payload.size());
+}
+
+absl::Status MemoryStorage::Remove(const Key& key) {
+  if (getpid() != owner_) return Forked();
+  // Freed after the lock is let go: releasing a large payload takes a while.
+  std::shared_ptr<const Record> old;
+  base::MutexLock lock(mutex_);
+  if (absl::Status status = CheckOpen(); !status.ok()) return status;
+  const auto found = records_.find(key);
+  if (found == records_.end()) return absl::OkStatus();
+  old = std::move(found->second);
+  records_.erase(found);
+  used_bytes_ -= StoredBytes(old->payload.size(), old->meta.size());
+  return absl::OkStatus();
+}
+
+absl::Status MemoryStorage::Sync() {
+  if (getpid() != owner_) return Forked();
+  base::MutexLock lock(mutex_);
+  return CheckOpen();
+}
+
+absl::Status MemoryStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {
+  if (getpid() != owner_) return Forked();
+  const absl::StatusOr<Position> position = PositionOf(cursor);
+  if (!position.ok()) return position.status();
+  if (limit == 0) return base::InvalidArgument("limit", "is 0");
+  ListPage result;
+  result.next = cursor;
+  base::MutexLock lock(mutex_);
+  if (absl::Status status = CheckOpen(); !status.ok()) return status;
+  auto at = position->after.has_value() ? records_.upper_bound(*position->after) : records_.begin();
+  for (; at != records_.end() && result.entries.size() < limit; ++at) {
+    const Record& record = *at->second;
+    result.entries.push_back(
+        {at->first, record.payload.size(), StoredBytes(record.payload.size(), record.meta.size()), record.meta});
+    result.next = CursorAfter(0, at->first);
+  }
+  result.done = at == records_.end();
+  *page = std::move(result);
+  return absl::OkStatus();
+}
+
+Capabilities MemoryStorage::capabilities() const {
+  Capabilities capabilities;
+  capabilities.max_requests = kMaxRequests;
+  return capabilities;
+}
+
+uint64_t MemoryStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const {
+  const std::optional<uint64_t> both = base::CheckedAdd(payload_bytes, meta_bytes);
+  if (!both.has_value()) return UINT64_MAX;
+  return base::CheckedAdd(*both, kOverheadBytes).value_or(UINT64_MAX);
+}
+
+uint64_t MemoryStorage::UsedBytes() const {
+  if (getpid() != owner_) return 0;
+  base::MutexLock lock(mutex_);
+  return used_bytes_;
+}
+
+absl::Status MemoryStorage::Close(std::chrono::nanoseconds patience) {
+  if (getpid() != owner_) return Forked();
+  const auto deadline = base::DeadlineAfter(patience);
+  base::MutexLock lock(mutex_);
+  closed_ = true;
+  while (in_flight_ != 0) {
+    if (!idle_.WaitUntil(mutex_, deadline) && in_flight_ != 0) {
+      return base::MakeStatus(base::Code::kTimeout, "patience", std::to_string(in_flight_) + " requests still run");
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvstrata::core::storage

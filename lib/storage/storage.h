@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// The storage interface: keyed records, put whole and read in ranges, asynchronous. Every backend (memory, file, an
+// engine's own through the C vtable) is used by the engine through this and nothing else.
+//
+// Thread rule: all member functions may be called on any thread at once, Close and the destructor excepted: no other
+// call may be running in the destructor. In a forked child of the process that opened a backend every call returns
+// kForked, and the destructor does nothing to the store.
+//
+// Invariants:
+//   I1. Each request of an accepted Submit completes exactly once; none of a refused one does.
+//   I2. A put replaces an older record of its key as a whole: a get returns bytes of the one or of the other, never of
+//       both. A failed put leaves the older record or none.
+//   I3. Bytes that a get delivers under OK are those that were put, or the backend could not know better: the engine
+//       verifies its own checksums, so a backend may leave payload checks to it, but never reads outside a record.
+//   I4. Order between two requests on one key exists only where one was submitted after the other had completed.
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <compare>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lib/base/bytes.h"
+
+namespace kvstrata::core::storage {
+
+struct Key {
+  std::array<std::byte, 32> bytes{};
+
+  friend bool operator==(const Key&, const Key&) = default;
+  friend std::strong_ordering operator<=>(const Key&, const Key&) = default;
+  template <typename H>
+  friend H AbslHashValue(H state, const Key& key) {
+    return H::combine_contiguous(std::move(state), reinterpret_cast<const unsigned char*>(key.bytes.data()),
+                                 key.bytes.size());
+  }
+};
+
+// What List returns with each record, so that an index is rebuilt without reading payload: one page's worth.
+inline constexpr uint64_t kMaxMetaBytes = 4096;
+
+struct Result {
+  absl::Status status;
+  // Payload bytes stored by a put or delivered by a get; 0 on failure.
+  uint64_t bytes = 0;
+};
+
+// Called exactly once, on any thread, inline from Submit included; holds no lock of the backend. It may call Submit,
+// but neither Close nor the destructor.
+struct Completion {
+  void (*function)(void* user, const Result& result) = nullptr;
+  void* user = nullptr;
+
+  void Run(const Result& result) const { function(user, result); }
+};
+
+// All memory that a request points to (the array of parts included) stays valid and unchanged until it completes.
+struct Put {
+  Key key;
+  // The payload, in pieces that are stored back to back. No piece, or empty ones, make an empty record: legal, and
+  // different from an absent one.
+  std::span<const base::ByteView> parts;
+  base::ByteView meta;
+};
+
+struct Get {
+  Key key;
+  // [offset, offset + destination.size()) must lie within the payload, else kInvalidArgument. On failure the contents
+  // of the destination are unspecified; nothing outside it is ever written.
+  uint64_t offset = 0;
+  base::MutableBytes destination;
+};
+
+struct Request {
+  std::variant<Put, Get> operation;
+  Completion completion;
+};
+
+struct ListEntry {
+  Key key;
+  uint64_t payload_bytes = 0;
+  // As Storage::StoredBytes.
+  uint64_t stored_bytes = 0;
+  std::vector<std::byte> meta;
+};
+
+// Where a listing goes on; all zero is the beginning. Opaque to everyone but the backend that made it, valid as long as
+// the backend is open.
+struct Cursor {
+  std::array<std::byte, 40> bytes{};
+};
+
+struct ListPage {
+  std::vector<ListEntry> entries;
+  Cursor next;
+  // True when nothing comes after this page. A page that is not the last may be empty.
+  bool done = false;
+  // What lay where records are and was none: foreign, broken or unreadable. Counted, never an error.
+  uint64_t skipped = 0;
+};
+
+struct Capabilities {
+  // False: a get must cover the whole payload.
+  bool range_reads = true;
+  // Sync means that completed puts survive a loss of power, as far as the device honours its flushes.
+  bool durable_sync = false;
+  // Records survive the end of the process.
+  bool persistent = false;
+  // Opened for reading only: puts and removes return kReadOnly.
+  bool read_only = false;
+  // Requests that may be accepted and not completed at one time; also the largest batch. At least 1.
+  uint64_t max_requests = 1;
+  // The largest payload of one record.
+  uint64_t max_payload_bytes = UINT64_MAX;
+};
+
+class Storage {
+ public:
+  Storage() = default;
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+  // Closes without a limit of time.
+  virtual ~Storage() = default;
+
+  // Accepts all requests or none. Refusals: kBusy (try again when some have completed), kTooLarge (a batch above
+  // max_requests, or a meta or payload above its limit), kInvalidState (closed), kReadOnly, kForked. How an accepted
+  // request went, its completion says; a get of an absent record completes with kNotFound.
+  // `requests` itself is copied and need not outlive the call.
+  virtual absl::Status Submit(std::span<const Request> requests) = 0;
+
+  // The payload's size, or nothing when there is no record of that key.
+  virtual absl::StatusOr<std::optional<uint64_t>> Stat(const Key& key) = 0;
+
+  // OK when the record is gone, also when there was none. A get that runs at the same time completes with the bytes as
+  // they were or fails.
+  virtual absl::Status Remove(const Key& key) = 0;
+
+  // Returns when every put and remove that completed before the call is durable. On failure those that are not known to
+  // be durable are gone: nothing is tried again.
+  virtual absl::Status Sync() = 0;
+
+  // Up to `limit` (at least 1) records from `cursor` on, replacing `*page`. Every record that exists during the whole
+  // listing is returned at least once; one put or removed meanwhile may be or not.
+  virtual absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) = 0;
+
+  virtual Capabilities capabilities() const = 0;
+
+  // What a record of these sizes takes from a byte budget: payload, meta, header and rounding. UINT64_MAX when that does
+  // not fit in 64 bits.
+  virtual uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const = 0;
+
+  // What all records take now, puts in progress and the store's own fixed parts included.
+  virtual uint64_t UsedBytes() const = 0;
+
+  // Refuses new requests from now on and waits until the accepted ones have completed; kTimeout when they have not
+  // after `patience`: they still complete later, and Close may be called again. Closing twice is OK.
+  virtual absl::Status Close(std::chrono::nanoseconds patience) = 0;
+};
+
+}  // namespace kvstrata::core::storage
