@@ -1,0 +1,22 @@
+# The commands of a fresh Debian 12: each installs what is missing, configures, builds and runs, and may be run again.
+# All building is CMake's; this file only strings the steps together.
+.PHONY: demo test bench clean
+
+demo:
+	cmake/install-packages.sh build
+	cmake --preset release
+	cmake --build --preset release --target agent_session
+	build/release/examples/agent_session/agent_session
+
+test:
+	cmake/install-packages.sh build test
+	cmake/test-stages.sh
+
+bench:
+	cmake/install-packages.sh build bench
+	cmake --preset bench
+	cmake --build --preset bench --target kvstrata_benchmarks
+	benchmarks/run.sh build/bench
+
+clean:
+	rm -rf build
