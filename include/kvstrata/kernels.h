@@ -93,15 +93,19 @@ enum { KVSTRATA_KERNELS_INT32 = 0, KVSTRATA_KERNELS_INT64 = 1 };
  *   V41_ENTRY      | 512                   | 256 (2 a byte)|           | 32 E4M3 (blocks of 16)                | 288
  *
  * E4M3 is the variant without infinities (0x7F and 0xFF are NaN, largest 448, smallest subnormal 2^-9), E2M1 has the
- * magnitudes 0 .5 1 1.5 2 3 4 6, both round to nearest even and saturate. Of two FP4 codes the even channel lies in the low
- * nibble. UE8M0 byte b means 2^(b-127).
- * Scales: E4M3 formats: e = ceil(log2(max(amax, 1e-4) / 448)); V4_INDEX_FP4: e = ceil(log2(max(amax, 6*2^-126) / 6)), both
- * taken from the bits of the fp32 product amax * fp32(1/448) or amax * fp32(1/6); V41_ENTRY: scale =
+ * magnitudes 0 .5 1 1.5 2 3 4 6, both round to nearest even and saturate. Of two FP4 codes the even channel lies in
+ * the low nibble. UE8M0 byte b means 2^(b-127).
+ * Scales: E4M3 formats: e = ceil(log2(max(amax, 1e-4) / 448)); V4_INDEX_FP4: e = ceil(log2(max(amax, 6*2^-126) / 6)),
+ * both taken from the bits of the fp32 product amax * fp32(1/448) or amax * fp32(1/6); V41_ENTRY: scale =
  * E4M3(max(amax, 6*2^-9) / 6). NaN: takes no part in amax; an E4M3 code becomes NaN, an E2M1 code becomes 0.
  *
- * `width` and `rope_dims` of 0 mean the defaults of the table (512/64, 128/0, 128/0, 512/0, 512/0). Other widths are for small
- * models: the quantised part must be a multiple of the block (V4_INDEX_FP8: any even width, one block), rope_dims is 0 or even and for V4_ROW
- * only; the scale plane of V4_ROW is then nope/64 bytes padded with zeros to a multiple of 8.
+ * A `width` of 0 means the defaults of the table (then rope_dims is taken as 64 for V4_ROW, 0 for the others). Other
+ * widths are for small models: the quantised part, width - rope_dims, must be a multiple of the block (V4_INDEX_FP8:
+ * any even width, one block); rope_dims is even, and 0 but for V4_ROW; the scale plane of V4_ROW is then nope/64 bytes,
+ * padded with zeros to a multiple of 8.
+ *
+ * Packing floats that unpacking gave returns the same floats, in every format but one case: a V41_ENTRY block that was
+ * packed with scale code 2 (2^-8) and whose largest magnitude is 4 * 2^-8. Keep such rows packed.
  */
 enum {
   KVSTRATA_KERNELS_FORMAT_NONE = 0,
@@ -147,7 +151,8 @@ typedef struct kvstrata_pack_rows_args {
   uint64_t scale_stride_bytes;
 } kvstrata_pack_rows_args;
 
-/* unpack_rows: bytes to floats; exact (every packed value is a bf16 number). Scale bytes 255 (UE8M0 NaN) and NaN codes give NaN. */
+/* unpack_rows: bytes to floats; exact (every packed value is a bf16 number). Scale bytes 255 (UE8M0 NaN) and NaN
+ * codes give NaN. */
 typedef struct kvstrata_unpack_rows_args {
   uint32_t struct_size;
   int32_t format;
@@ -204,9 +209,9 @@ typedef struct kvstrata_hadamard_args {
  */
 
 /* rope_frequencies: f0_k = theta^(-2k/rope_dims). With yarn_factor > 0 the YaRN mix:
- * low = max(0, floor(D ln(L/(beta_fast 2 pi)) / (2 ln theta))), high = min(D-1, ceil(the same with beta_slow)) for D = rope_dims,
- * L = original_length; ramp_k = clamp((k-low)/(high-low), 0, 1); f_k = f0_k/yarn_factor * ramp_k + f0_k * (1-ramp_k).
- * No magnitude factor. yarn_factor = 0: plain, the other YaRN members are ignored. */
+ * low = max(0, floor(D ln(L/(beta_fast 2 pi)) / (2 ln theta))), high = min(D-1, ceil(the same with beta_slow)) for D
+ * = rope_dims, L = original_length; ramp_k = clamp((k-low)/(high-low), 0, 1); f_k = f0_k/yarn_factor * ramp_k + f0_k
+ * * (1-ramp_k). No magnitude factor. yarn_factor = 0: plain, the other YaRN members are ignored. */
 typedef struct kvstrata_rope_frequencies_args {
   uint32_t struct_size;
   uint32_t rope_dims; /* even */
@@ -221,8 +226,8 @@ typedef struct kvstrata_rope_frequencies_args {
 enum { KVSTRATA_KERNELS_ROPE_INVERSE = 1 };
 
 /* rope, in place: the pairs (width-rope_dims+2k, +1) of every row are rotated by angle fp32(position) * f_k, an fp32
- * product; (a, b) -> (a cos - b sin, a sin + b cos); INVERSE rotates back. Profiles Q and S round the rotated channels to bf16.
- * All heads of a token share its position. */
+ * product; (a, b) -> (a cos - b sin, a sin + b cos); INVERSE rotates back. Profiles Q and S round the rotated
+ * channels to bf16. All heads of a token share its position. */
 typedef struct kvstrata_rope_args {
   uint32_t struct_size;
   int32_t profile;
@@ -240,7 +245,8 @@ typedef struct kvstrata_rope_args {
   const float* frequencies; /* [rope_dims/2] */
 } kvstrata_rope_args;
 
-/* rms_norm: x * 1/sqrt(mean(x^2) + eps) * weight, all fp32; profiles Q and S round the result to bf16. May be in place. */
+/* rms_norm: x * 1/sqrt(mean(x^2) + eps) * weight, all fp32; profiles Q and S round the result to bf16. May be in
+ * place. */
 typedef struct kvstrata_rms_norm_args {
   uint32_t struct_size;
   int32_t profile;
@@ -261,20 +267,21 @@ typedef struct kvstrata_rms_norm_args {
 enum { KVSTRATA_KERNELS_POOL_OVERLAP = 1 };
 
 /*
- * csa_pool and hca_pool: gated pooling with state. A chunk of any length from any position; a decode step is a chunk of one.
+ * csa_pool and hca_pool: gated pooling with state. A chunk of any length from any position; a decode step is a chunk
+ * of one.
  *
  * Let c = 2w with OVERLAP (channels [0,w) are the P half, used when the token's block is the previous block of an
- * entry; [w,2w) the C half, used when it is the current one), else c = w. Token s has value u_s and gate z_s + APE[s mod m].
- * Entry i, for every channel j apart: softmax over the gates of block i-1 (P half; only with OVERLAP and i > 0) and of block i,
- * max-subtracted, fp32; the weighted sum of the values. Summed in this order: previous block, current block, tokens ascending;
- * the division by the sum of weights comes last.
+ * entry; [w,2w) the C half, used when it is the current one), else c = w. Token s has value u_s and gate z_s + APE[s
+ * mod m]. Entry i, for every channel j apart: softmax over the gates of block i-1 (P half; only with OVERLAP and i >
+ * 0) and of block i, max-subtracted, fp32; the weighted sum of the values. Summed in this order: previous block,
+ * current block, tokens ascending; the division by the sum of weights comes last.
  *
  * State after P tokens, r = P mod m, read on entry and updated on success:
  *   prev_values, prev_gates [m][w]   P half of the last complete block, gates with APE. Not read while P < m (so
  *                                    nothing needs to be cleared at the start of a sequence). Only with OVERLAP.
  *   open_values, open_gates [m][c]   the r rows of the open block, gates with APE. Rows r.. are not read or kept.
- * Both tightly packed; saving the first r rows and, for P >= m, prev saves the state exactly. To start in the middle without
- * state (a replay whose first entries are discarded), fill values with 0 and gates with -infinity or 0.
+ * Both tightly packed; saving the first r rows and, for P >= m, prev saves the state exactly. To start in the middle
+ * without state (a replay whose first entries are discarded), fill values with 0 and gates with -infinity or 0.
  *
  * Emits entries P/m .. (P+tokens)/m - 1 as pooled fp32 rows (before norm and RoPE), into entries[0..].
  * hca_pool is the same for large m without overlap; it refuses OVERLAP.
@@ -288,12 +295,12 @@ typedef struct kvstrata_pool_args {
   uint64_t tokens;
   const float* values; /* [tokens][c] */
   uint64_t value_stride;
-  const float* gates; /* [tokens][c], without APE; NULL only for ratio 1 without OVERLAP (weight 1) */
+  const float* gates; /* [tokens][c], without APE; ratio 1 without OVERLAP: not read (weight 1), may be NULL */
   uint64_t gate_stride;
   const float* ape; /* [m][c] tight, or NULL: none */
   float* prev_values;
   float* prev_gates;
-  float* open_values; /* may be NULL for ratio 1, as open_gates */
+  float* open_values; /* ratio 1 without OVERLAP: not used, may be NULL; as open_gates */
   float* open_gates;
   float* entries; /* [entry_capacity][w]; may be NULL when no entry completes */
   uint64_t entry_stride;
@@ -307,9 +314,10 @@ enum {
 
 /*
  * emit_entries: from pooled rows to stored rows; may be in place. In profiles Q and S, in this order: round to bf16;
- * RMSNorm (weight in fp32), round; RoPE on the last rope_dims at position (first_entry + n) * ratio, round; with HADAMARD: Hadamard,
- * round; quantise-dequantise by `format` (FORMAT_NONE: not). Profile F: norm and RoPE only; HADAMARD and format are ignored.
- * Main entries: format V4_ROW. Index keys: HADAMARD and V4_INDEX_FP4 (or FP8). Window rows: ratio 1, first_entry = position.
+ * RMSNorm (weight in fp32), round; RoPE on the last rope_dims at position (first_entry + n) * ratio, round; with
+ * HADAMARD: Hadamard, round; quantise-dequantise by `format` (FORMAT_NONE: not). Profile F: norm and RoPE only;
+ * HADAMARD and format are ignored. Main entries: format V4_ROW. Index keys: HADAMARD and V4_INDEX_FP4 (or FP8).
+ * Window rows: ratio 1, first_entry = position.
  */
 typedef struct kvstrata_emit_entries_args {
   uint32_t struct_size;
@@ -333,8 +341,8 @@ typedef struct kvstrata_emit_entries_args {
 /* ---------------------------------------------------------------------------------------------------------------
  * Sliding window. Rows are bytes here: floats, bf16 or packed. The ring's slot of position p is p mod capacity.
  *
- * window_append: rows of positions position .. position+rows-1 into the ring; of more than `capacity` rows only the last land.
- * window_import: the same, but rows <= capacity is required: puts back what window_export gave.
+ * window_append: rows of positions position .. position+rows-1 into the ring; of more than `capacity` rows only the
+ * last land. window_import: the same, but rows <= capacity is required: puts back what window_export gave.
  * window_export: the rows of those positions out of the ring, in position order; rows <= capacity. That they are
  * in the ring (written, and not yet overwritten) is the caller's promise.
  */
@@ -382,8 +390,8 @@ typedef struct kvstrata_index_scores_args {
 enum { KVSTRATA_KERNELS_TOPK_SORT_ASCENDING = 1 /* the chosen by index instead of by rank */ };
 
 /* topk: for each query the k best of the visible entries. Exact. Rank: the higher score first, of equal scores the
- * lower index first; +0 and -0 are equal; NaN ranks below every number. Output by rank (or by ascending index), then -1 in the places left
- * over (fewer than k visible entries). A score of an entry that is not visible is never read. */
+ * lower index first; +0 and -0 are equal; NaN ranks below every number. Output by rank (or by ascending index), then
+ * -1 in the places left over (fewer than k visible entries). A score of an entry that is not visible is never read. */
 typedef struct kvstrata_topk_args {
   uint32_t struct_size;
   uint32_t flags;
@@ -404,19 +412,20 @@ typedef struct kvstrata_topk_args {
  * Attention
  */
 
-enum { KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE = 1 /* rotate the output's last rope_dims back by the query's position */ };
+/* Rotate the output's last rope_dims back by the query's position. */
+enum { KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE = 1 };
 
 /*
- * attention: for each query and head one softmax over the window rows of positions max(window_first, t-window+1) .. t, then the
- * compressed entries, and the head's sink, which enters the denominator only. Keys are the values.
+ * attention: for each query and head one softmax over the window rows of positions max(window_first, t-window+1) ..
+ * t, then the compressed entries, and the head's sink, which enters the denominator only. Keys are the values.
  *   logits l_s = (q . kv_s) * scale; mx = max over all l_s and the sink;
  *   o = sum_s exp(l_s - mx) kv_s / (sum_s exp(l_s - mx) + exp(sink - mx)), summed in the order just given.
- * Entries: with picks, those of the query's list in list order (-1 skips; any other index must be visible and < entry_count);
- * without picks (NULL), all visible ones ascending (all must be there: entry_count >= floor((t+1)/ratio)); ratio 0: none.
- * Window rows: position p is row p - window_first, or row p mod window_ring when window_ring is not 0. The rows of the last
- * query must be there: window_first + window_rows > t (ring: window_rows <= window_ring).
- * Profiles Q and S: probabilities are rounded to bf16 for the products with kv (the denominator adds unrounded ones), the
- * output is rounded to bf16, and again after the inverse rotation.
+ * Entries: with picks, those of the query's list in list order (-1 skips; any other index must be visible and <
+ * entry_count); without picks (NULL), all visible ones ascending (all must be there: entry_count >=
+ * floor((t+1)/ratio)); ratio 0: none. Window rows: position p is row p - window_first, or row p mod window_ring when
+ * window_ring is not 0. The rows of the last query must be there: window_first + window_rows > t (ring: window_rows
+ * <= window_ring). Profiles Q and S: probabilities are rounded to bf16 for the products with kv (the denominator adds
+ * unrounded ones), the output is rounded to bf16, and again after the inverse rotation.
  */
 typedef struct kvstrata_attention_args {
   uint32_t struct_size;
@@ -457,8 +466,9 @@ typedef struct kvstrata_attention_args {
  * Movement between a contiguous block of rows and an engine's pages
  */
 
-/* A column segment: `bytes` bytes at block_offset of each block row are the bytes at page_offset + slot * page_row_stride of the
- * row's page. A planar V4 page of B rows is two of them: {0, 0, 576, 576} and {576, B*576, 8, 8}. Never grows. */
+/* A column segment: `bytes` bytes at block_offset of each block row are the bytes at page_offset + slot *
+ * page_row_stride of the row's page. A planar V4 page of B rows is two of them: {0, 0, 576, 576} and {576, B*576, 8,
+ * 8}. Never grows. */
 typedef struct kvstrata_segment {
   uint64_t block_offset;
   uint64_t page_offset;
@@ -467,8 +477,9 @@ typedef struct kvstrata_segment {
 } kvstrata_segment;
 
 /* gather_rows: pages to block. scatter_rows: block to pages. Logical row r = first_row + n lies in page
- * page_ids[r / rows_per_page] at slot r mod rows_per_page; the page begins at pages + id * page_stride_bytes. Id -1 skips the row: neither side is
- * touched. Only the bytes of the segments are written. The bytes that the segments of a page take must not overlap each other. */
+ * page_ids[r / rows_per_page] at slot r mod rows_per_page; the page begins at pages + id * page_stride_bytes. Id -1
+ * skips the row: neither side is touched. Only the bytes of the segments are written. The bytes that the segments of
+ * a page take must not overlap each other. */
 typedef struct kvstrata_move_args {
   uint32_t struct_size;
   int32_t page_id_type; /* INT32 or INT64 */
@@ -492,9 +503,10 @@ typedef struct kvstrata_move_args {
 
 enum { KVSTRATA_KERNELS_PROJECT_ROUND_BF16 = 1 /* round each output to bf16 */ };
 
-/* project: y[n][o] = sum_k x[n][k] * weights[o][k], fp32. The order of summation is part of the contract of the reference and cpu
- * levels: 16 lanes, lane l adds the products k = l, l+16, l+32, ... in ascending order (product rounded, then added), then lane l
- * gets lane l+8 added for l < 8, l+4 for l < 4, l+2 for l < 2, and lane 1 is added to lane 0. So an output depends on nothing but its own row and weights. */
+/* project: y[n][o] = sum_k x[n][k] * weights[o][k], fp32. The order of summation is part of the contract of the
+ * reference and cpu levels: 16 lanes, lane l adds the products k = l, l+16, l+32, ... in ascending order (product
+ * rounded, then added), then lane l gets lane l+8 added for l < 8, l+4 for l < 4, l+2 for l < 2, and lane 1 is added
+ * to lane 0. So an output depends on nothing but its own row and weights. */
 typedef struct kvstrata_project_args {
   uint32_t struct_size;
   int32_t weight_type; /* F32 or BF16 */
@@ -557,7 +569,8 @@ typedef struct kvstrata_kernels {
   int32_t (*project_workspace_bytes)(const kvstrata_project_args* args, uint64_t* out_bytes);
 } kvstrata_kernels;
 
-/* The table of a level, or NULL where that level is not there. Static, valid for ever, may be called from any thread. */
+/* The table of a level, or NULL where that level is not there. Static, valid for ever, may be called from any thread.
+ * */
 KVSTRATA_API const kvstrata_kernels* kvstrata_kernels_get(int32_t level);
 
 #ifdef __cplusplus

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// What every level of the kernels shares: the public contract (<kvstrata/kernels.h>) and the tables of the levels.
+// Kernels see this file and the standard library, nothing of lib/; they never allocate.
+//
+// Thread rule: pure functions and constant tables.
+#pragma once
+
+#include <cstdint>
+
+#include "kvstrata/kernels.h"
+
+namespace kvstrata::kernels {
+
+inline constexpr int32_t kOk = KVSTRATA_KERNELS_OK;
+inline constexpr int32_t kInvalidArgument = KVSTRATA_KERNELS_INVALID_ARGUMENT;
+inline constexpr int32_t kStructTooNew = KVSTRATA_KERNELS_STRUCT_TOO_NEW;
+inline constexpr int32_t kUnsupported = KVSTRATA_KERNELS_UNSUPPORTED;
+
+namespace reference {
+const kvstrata_kernels* Table();
+}  // namespace reference
+
+namespace stub {
+// A complete table for a level that this build lacks: every function returns UNSUPPORTED.
+const kvstrata_kernels* Table();
+}  // namespace stub
+
+}  // namespace kvstrata::kernels
