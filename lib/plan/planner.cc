@@ -31,7 +31,7 @@ class Planner {
 
   Plan Run() {
     if (!layout_.has_state) {
-      if (rows_ > 0) Offer(Make(Mode::kSnapshot, rows_, rows_, nullptr));
+      if (rows_ > 0 && Allowed(Mode::kSnapshot)) Offer(Make(Mode::kSnapshot, rows_, rows_, nullptr));
     } else {
       for (const SnapshotCandidate& snapshot : request_.snapshots) OfferSnapshot(snapshot);
       OfferReplay(Mode::kFullReplay, layout_.exact_replay_tokens);
@@ -71,9 +71,9 @@ class Planner {
       plan.read_blocks_to = usable / block_tokens_;
       plan.read_blocks_from = std::min(request_.held_tokens / block_tokens_, plan.read_blocks_to);
     }
-    plan.bytes_to_read = AddSaturating(
-        MultiplySaturating(plan.read_blocks_to - plan.read_blocks_from, layout_.block_bytes),
-        snapshot != nullptr ? snapshot->bytes : 0);
+    plan.bytes_to_read =
+        AddSaturating(MultiplySaturating(plan.read_blocks_to - plan.read_blocks_from, layout_.block_bytes),
+                      snapshot != nullptr ? snapshot->bytes : 0);
     Estimate(plan);
     return plan;
   }
@@ -81,8 +81,8 @@ class Planner {
   void Estimate(Plan& plan) const {
     const Costs& costs = request_.costs;
     if (costs.storage_bytes_per_second > 0 && plan.bytes_to_read > 0) {
-      plan.restore_seconds = std::max(0.0, costs.fixed_seconds) +
-                             static_cast<double>(plan.bytes_to_read) / costs.storage_bytes_per_second;
+      plan.restore_seconds =
+          std::max(0.0, costs.fixed_seconds) + static_cast<double>(plan.bytes_to_read) / costs.storage_bytes_per_second;
     }
     if (costs.prefill_tokens_per_second > 0) {
       plan.recompute_seconds =
@@ -94,8 +94,8 @@ class Planner {
     if (plan.replay_from <= request_.held_tokens) return Stage::kHeld;
     if (plan.replay_from - request_.held_tokens < request_.min_gain_tokens) return Stage::kMinGain;
     if (!RatesKnown()) return Stage::kWins;
-    const double own_way = static_cast<double>(request_.prompt_tokens - request_.held_tokens) /
-                           request_.costs.prefill_tokens_per_second;
+    const double own_way =
+        static_cast<double>(request_.prompt_tokens - request_.held_tokens) / request_.costs.prefill_tokens_per_second;
     return Cost(plan) < own_way ? Stage::kWins : Stage::kNotWorthIt;
   }
 
@@ -132,8 +132,8 @@ class Planner {
   }
 
   void OfferReplay(Mode mode, uint64_t length) {
-    const bool declared = mode == Mode::kFullReplay ? layout_.replay != ReplayRule::kNone
-                                                    : layout_.replay == ReplayRule::kBounded;
+    const bool declared =
+        mode == Mode::kFullReplay ? layout_.replay != ReplayRule::kNone : layout_.replay == ReplayRule::kBounded;
     if (!declared || !Allowed(mode) || length == 0 || rows_ == 0) return;
     const uint64_t from = rows_ > length ? RoundDown(rows_ - length, restart_) : 0;
     if (from == 0) {
@@ -148,8 +148,7 @@ class Planner {
     plan.reason = reason;
     plan.recomputed_tokens = request_.prompt_tokens;
     if (request_.costs.prefill_tokens_per_second > 0) {
-      plan.recompute_seconds =
-          static_cast<double>(request_.prompt_tokens) / request_.costs.prefill_tokens_per_second;
+      plan.recompute_seconds = static_cast<double>(request_.prompt_tokens) / request_.costs.prefill_tokens_per_second;
     }
     return plan;
   }
@@ -163,18 +162,20 @@ class Planner {
       case Stage::kHeld: return Reason::kHeld;
       default: break;
     }
+    // A caller that names no end of the chain still gets a reason for its miss.
+    const Reason match_end = request_.match_end == Reason::kNone ? Reason::kAbsent : request_.match_end;
     if (cap_ == 0) return Reason::kCapped;
     if (layout_.has_rows && rows_ == 0 && newest_ == 0) {
       if (rows_on_blocks_ > 0 || off_grid_ > 0) return Reason::kRestartGrid;
       if (cap_ < block_tokens_) {
         return request_.prompt_tokens < block_tokens_ ? Reason::kShorterThanBlock : Reason::kCapped;
       }
-      return request_.match_end;
+      return match_end;
     }
     if (replay_too_long_) return Reason::kReplayTooLong;
     if (newest_ > 0 || !layout_.has_state) return Reason::kModeNotAllowed;
     if (off_grid_ > 0) return Reason::kRestartGrid;
-    if (!layout_.has_rows && request_.matched_tokens == 0) return request_.match_end;
+    if (!layout_.has_rows && request_.matched_tokens == 0) return match_end;
     return Allowed(Mode::kSnapshot) || Allowed(Mode::kSnapshotReplay) ? Reason::kNoSnapshot : Reason::kModeNotAllowed;
   }
 

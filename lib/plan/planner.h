@@ -71,9 +71,9 @@ enum class ReplayRule : int32_t { kNone = 0, kFull = 1, kBounded = 2 };
 
 // What the planner needs to know of a layout; the engine fills it in.
 struct LayoutFacts {
-  uint32_t block_tokens = 1;           // B; 0 reads as 1
-  bool has_rows = false;               // rows streams: global KV that grows with the sequence
-  bool has_state = false;              // state streams: a restart needs a snapshot or a replay
+  uint32_t block_tokens = 1;  // B; 0 reads as 1
+  bool has_rows = false;      // rows streams: global KV that grows with the sequence
+  bool has_state = false;     // state streams: a restart needs a snapshot or a replay
   ReplayRule replay = ReplayRule::kNone;
   uint64_t exact_replay_tokens = 0;    // (W-1)*L: 5,461 for V4-Flash, 7,747 for V4-Pro
   uint64_t bounded_replay_tokens = 0;  // W: 128 for V4.1
@@ -96,33 +96,33 @@ struct SnapshotCandidate {
 };
 
 struct Request {
-  uint64_t prompt_tokens = 0;              // n
-  uint64_t matched_tokens = 0;             // longest stored chain; rounded down to B
-  Reason match_end = Reason::kAbsent;      // why the chain is not longer: kAbsent, kDiverged, kForeign, kCorrupt, ...
+  uint64_t prompt_tokens = 0;          // n
+  uint64_t matched_tokens = 0;         // longest stored chain; rounded down to B
+  Reason match_end = Reason::kAbsent;  // why the chain is not longer: kAbsent, kDiverged, kForeign, kCorrupt, ...
   std::span<const SnapshotCandidate> snapshots{};  // any order; those out of reach are skipped
-  uint64_t held_tokens = 0;                // the caller can restart at this position by itself
-  uint32_t allowed_modes = 0;              // ModeBit values; 0 means kDefaultModes
-  uint32_t restart_multiple = 0;           // r; 0 means 1
-  uint64_t min_gain_tokens = 0;            // least replay_from - held_tokens worth having; 0 means 1
+  uint64_t held_tokens = 0;                        // the caller can restart at this position by itself
+  uint32_t allowed_modes = 0;                      // ModeBit values; 0 means kDefaultModes
+  uint32_t restart_multiple = 0;                   // r; 0 means 1
+  uint64_t min_gain_tokens = 0;                    // least replay_from - held_tokens worth having; 0 means 1
   Costs costs{};
   uint64_t usable_limit = std::numeric_limits<uint64_t>::max();  // agreed between ranks; caps usable_tokens
 };
 
 struct Plan {
   Mode mode = Mode::kNone;
-  Reason reason = Reason::kNone;       // the limiting one, for every mode
-  uint64_t usable_tokens = 0;          // after the restore and its replay the engine continues at this position
-  uint64_t replay_from = 0;            // first token that the engine runs; equals usable_tokens without a replay
-  uint64_t write_floor = 0;            // rows of tokens below it are in place and must not be written by the replay
+  Reason reason = Reason::kNone;  // the limiting one, for every mode
+  uint64_t usable_tokens = 0;     // after the restore and its replay the engine continues at this position
+  uint64_t replay_from = 0;       // first token that the engine runs; equals usable_tokens without a replay
+  uint64_t write_floor = 0;       // rows of tokens below it are in place and must not be written by the replay
   std::optional<SnapshotCandidate> snapshot{};  // to read; none for replay without state and for layouts without state
-  uint64_t reused_tokens = 0;          // = replay_from (what the caller held included)
-  uint64_t replayed_tokens = 0;        // = usable_tokens - replay_from
-  uint64_t recomputed_tokens = 0;      // = n - usable_tokens
-  uint64_t read_blocks_from = 0;       // blocks [from, to) of the chain are read; from holds token held_tokens
+  uint64_t reused_tokens = 0;                   // = replay_from (what the caller held included)
+  uint64_t replayed_tokens = 0;                 // = usable_tokens - replay_from
+  uint64_t recomputed_tokens = 0;               // = n - usable_tokens
+  uint64_t read_blocks_from = 0;                // blocks [from, to) of the chain are read; from holds token held_tokens
   uint64_t read_blocks_to = 0;
-  uint64_t bytes_to_read = 0;          // blocks and snapshot
-  double restore_seconds = 0;          // reading; 0 if the storage rate is unknown
-  double recompute_seconds = 0;        // running tokens [replay_from, n); 0 if the prefill rate is unknown
+  uint64_t bytes_to_read = 0;    // blocks and snapshot
+  double restore_seconds = 0;    // reading; 0 if the storage rate is unknown
+  double recompute_seconds = 0;  // running tokens [replay_from, n); 0 if the prefill rate is unknown
 };
 
 // The choice. A way must gain: gain = replay_from - held_tokens, the tokens that need not run because of us, at
