@@ -46,7 +46,7 @@ struct SnapshotInfo {
   SnapshotRef snapshot;
   NodeRef node;                 // of the last complete block at or before the position; the root if there is none
   uint64_t position = 0;        // tokens
-  base::Digest128 tail_digest;  // base::TailDigest of the tokens between the node's end and the position
+  base::Digest128 tail_digest;  // base::TailDigest of the tokens between the node's end and the position; 0 if none
   uint64_t sequence = 0;        // of its placement in storage
   uint64_t bytes = 0;
   uint64_t last_use = 0;
@@ -67,15 +67,19 @@ class SnapshotIndex {
   // `trie` must outlive the index. block_tokens > 0.
   SnapshotIndex(Trie* trie, uint64_t block_tokens) : trie_(trie), block_tokens_(block_tokens) {}
 
+  // At a block boundary there is no tail, and tail_digest is ignored.
   // Errors: kNotFound ("node": gone or dead), kInvalidArgument ("position": not within the node's next block),
   // kTooLarge ("snapshots": 2^32 - 2 at most).
   absl::StatusOr<SnapshotInsertResult> Add(NodeRef node, uint64_t position, const base::Digest128& tail_digest,
                                            uint64_t sequence, uint64_t bytes, uint64_t tick);
 
   // The snapshots on the path from the root to `deepest` with position <= limit, newest position first (then newest
-  // sequence), at most max_count. Those inside a block (position % block_tokens != 0) are candidates until the caller
-  // has compared the tail.
-  std::vector<SnapshotInfo> FindOnPath(NodeRef deepest, uint64_t limit, uint64_t max_count = UINT64_MAX) const;
+  // sequence), at most max_count. Those inside a block (position % block_tokens != 0) are given only if their tail
+  // digest equals tail_of(position), the caller's own; without tail_of they are candidates, for the caller to compare.
+  // tail_of is called at most once per position and node.
+  using TailOf = std::function<base::Digest128(NodeRef boundary, uint64_t position)>;
+  std::vector<SnapshotInfo> FindOnPath(NodeRef deepest, uint64_t limit, uint64_t max_count = UINT64_MAX,
+                                       const TailOf& tail_of = nullptr) const;
 
   bool Touch(SnapshotRef snapshot, uint64_t tick);
 
@@ -136,9 +140,13 @@ class SnapshotIndex {
   Order OrderOf(uint32_t index) const;
   uint32_t TakeSlot();
   void FreeSlot(uint32_t index);
+  uint32_t FindEntry(NodeRef node, uint64_t position, const base::Digest128& tail_digest) const;
+  bool NewerPosition(uint32_t a, uint32_t b) const;
   void Link(uint32_t index);
   void Unlink(uint32_t index);
-  void Drop(uint32_t index);
+  void CollectAt(NodeRef node, uint64_t limit, uint64_t max_count, const TailOf& tail_of,
+                 std::vector<SnapshotInfo>* found) const;
+  SnapshotInfo Drop(uint32_t index);
   absl::Status ValidateEntry(uint32_t index) const;
 
   Trie* trie_;

@@ -134,7 +134,8 @@ class Trie {
   const BlockKey& root_key() const { return root_key_; }
 
   // Adds a block below `parent`. The block's last use becomes `tick`, and its ancestors' too where they were colder;
-  // frequencies do not change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block.
+  // frequencies do not change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block,
+  // an expired one included (ExtendExpiry revives it).
   // Errors: kNotFound (field "parent": gone, dead), kNoSpace ("max_blocks": evict first), kOutOfMemory,
   // kTooLarge ("bytes", "depth"), kInvalidState ("key": already there under another parent).
   absl::StatusOr<InsertResult> Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,

@@ -1,0 +1,421 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/trie/trie.h"
+
+#include <algorithm>
+#include <string>
+
+#include "lib/base/status.h"
+
+namespace kvstrata::core::trie {
+namespace {
+
+bool HasExpired(uint32_t expires_at, uint32_t now) { return expires_at != 0 && expires_at <= now; }
+
+// The earlier of two expiries, where 0 is never.
+uint32_t EarlierExpiry(uint32_t a, uint32_t b) {
+  if (a == 0) return b;
+  if (b == 0) return a;
+  return std::min(a, b);
+}
+
+uint64_t Clamped(uint64_t tick) { return std::min(tick, Trie::kMaxTick); }
+
+absl::Status Gone(std::string_view field) {
+  return base::MakeStatus(base::Code::kNotFound, field, "the block has been removed");
+}
+
+absl::Status OutOfMemory() { return base::MakeStatus(base::Code::kOutOfMemory, "trie", "no memory for a node"); }
+
+}  // namespace
+
+uint64_t FirstDifference(std::span<const int32_t> query, std::span<const int32_t> stored) {
+  const size_t shorter = std::min(query.size(), stored.size());
+  return static_cast<uint64_t>(
+      std::mismatch(query.begin(), query.begin() + shorter, stored.begin()).first - query.begin());
+}
+
+Trie::Trie(const BlockKey& root_key, const TrieOptions& options) : root_key_(root_key), options_(options) {
+  // Index 0 is the root's and 2^32 - 1 means none.
+  options_.max_blocks = std::min<uint64_t>(options_.max_blocks, kNone - 1);
+  EnsureRoot();  // if memory is short now, Insert tries again; until then every call finds an empty trie
+}
+
+bool Trie::EnsureRoot() {
+  if (node_count_ != 0) return true;
+  if (!nodes_.Reserve(1) || !buckets_.Reserve(1)) return false;
+  bucket_base_ = bucket_count_ = 1;
+  buckets_[0] = kNone;
+  Node& root = nodes_[0];
+  root = Node{};
+  root.digest_lo = root_key_.digest.lo;
+  root.digest_hi = root_key_.digest.hi;
+  root.check = root_key_.check;
+  root.state = kLive;
+  root.generation = 1;
+  root.parent = root.child_or_heap = root.next_sibling = root.prev_sibling = root.hash_next = kNone;
+  node_count_ = 1;
+  return true;
+}
+
+NodeRef Trie::root() const { return {0, 1}; }
+
+// ---- Slots ----
+
+bool Trie::Exists(NodeRef ref) const {
+  return ref.index < node_count_ && nodes_[ref.index].state != kFree && nodes_[ref.index].generation == ref.generation;
+}
+
+bool Trie::IsLive(NodeRef node) const { return Exists(node) && nodes_[node.index].state == kLive; }
+
+NodeRef Trie::RefOf(uint32_t index) const {
+  return index == kNone ? NodeRef{} : NodeRef{index, nodes_[index].generation};
+}
+
+BlockKey Trie::KeyOf(const Node& node) const { return {{node.digest_lo, node.digest_hi}, node.check}; }
+
+BlockInfo Trie::InfoOf(uint32_t index) const {
+  const Node& node = nodes_[index];
+  BlockInfo info;
+  info.node = RefOf(index);
+  info.key = KeyOf(node);
+  info.parent = RefOf(node.parent);
+  info.depth = static_cast<uint32_t>(node.depth);
+  info.sequence = node.sequence;
+  info.bytes = node.bytes;
+  info.last_use = node.last_use;
+  info.frequency = static_cast<uint32_t>(node.frequency);
+  info.expires_at = node.expires_at;
+  info.pins = node.pins;
+  info.has_children = node.has_children != 0;
+  info.dead = node.state == kDead;
+  return info;
+}
+
+// A free slot with a generation of its own, or kNone when memory runs out.
+uint32_t Trie::TakeSlot() {
+  if (free_head_ != kNone) {
+    const uint32_t index = free_head_;
+    free_head_ = nodes_[index].parent;
+    return index;
+  }
+  if (node_count_ >= kNone || !nodes_.Reserve(node_count_ + 1)) return kNone;
+  const auto index = static_cast<uint32_t>(node_count_++);
+  nodes_[index].generation = 1;
+  return index;
+}
+
+void Trie::FreeSlot(uint32_t index) {
+  Node& node = nodes_[index];
+  node.state = kFree;
+  // A slot whose generations are used up is left out for good: a stale reference must never fit again.
+  if (node.generation == UINT32_MAX) return;
+  ++node.generation;
+  node.parent = free_head_;
+  free_head_ = index;
+}
+
+// ---- Insert, find, match ----
+
+absl::Status Trie::CheckInsert(NodeRef parent, uint64_t bytes) const {
+  if (!IsLive(parent)) return Gone("parent");
+  if (bytes > kMaxBlockBytes) {
+    return base::MakeStatus(base::Code::kTooLarge, "bytes", "a block of " + std::to_string(bytes) +
+                                                                " bytes is above the limit of 2^40 - 1");
+  }
+  if (nodes_[parent.index].depth >= kMaxDepth) {
+    return base::MakeStatus(base::Code::kTooLarge, "depth", "a chain has at most 2^24 - 1 blocks");
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
+                                          uint64_t tick, uint32_t expires_at) {
+  if (!EnsureRoot()) return OutOfMemory();
+  if (absl::Status status = CheckInsert(parent, bytes); !status.ok()) return status;
+  if (const uint32_t existing = FindIndex(key); existing != kNone) {
+    if (nodes_[existing].parent == parent.index) return InsertResult{RefOf(existing), false};
+    return base::MakeStatus(base::Code::kInvalidState, "key", "already stored under another parent");
+  }
+  if (live_count_ + dead_count_ >= options_.max_blocks) {
+    return base::MakeStatus(base::Code::kNoSpace, "max_blocks",
+                            "the index is full with " + std::to_string(options_.max_blocks) + " blocks");
+  }
+  if (!heap_.Reserve(live_count_ + 1)) return OutOfMemory();
+  const uint32_t index = TakeSlot();
+  if (index == kNone) return OutOfMemory();
+
+  tick = Clamped(tick);
+  Node& node = nodes_[index];
+  const uint32_t generation = node.generation;
+  node = Node{};
+  node.digest_lo = key.digest.lo;
+  node.digest_hi = key.digest.hi;
+  node.check = key.check;
+  node.sequence = sequence;
+  node.last_use = tick & kMaxTick;
+  node.bytes = bytes & kMaxBlockBytes;
+  node.depth = (nodes_[parent.index].depth + 1) & kMaxDepth;
+  node.state = kLive;
+  node.expires_at = EarlierExpiry(expires_at, nodes_[parent.index].expires_at);
+  node.generation = generation;
+  node.child_or_heap = kNone;
+  ++live_count_;
+  live_bytes_ += bytes;
+  HashInsert(index);
+  LinkChild(parent.index, index);
+  HeapUpdate(index);
+  // I3. Ancestors are at least as warm as their descendants, so the first warm one ends the walk.
+  for (uint32_t i = parent.index; i != kNone && nodes_[i].last_use < tick; i = nodes_[i].parent) {
+    nodes_[i].last_use = tick & kMaxTick;
+  }
+  return InsertResult{RefOf(index), true};
+}
+
+std::optional<NodeRef> Trie::Find(const BlockKey& key) const {
+  const uint32_t index = FindIndex(key);
+  if (index == kNone) return std::nullopt;
+  return RefOf(index);
+}
+
+bool Trie::FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, NodeRef* found) const {
+  const uint32_t index = FindIndex(key);
+  if (index == kNone || nodes_[index].depth != depth || HasExpired(nodes_[index].expires_at, now)) return false;
+  *found = RefOf(index);
+  return true;
+}
+
+MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) const {
+  MatchResult result{root(), 0};
+  max_blocks = std::min<uint64_t>(max_blocks, kMaxDepth);
+  // Present up to result.blocks, absent from `absent` on (I2, I4).
+  uint64_t absent = max_blocks + 1;
+  bool galloping = true;
+  while (absent - result.blocks > 1) {
+    uint64_t probe = result.blocks + (absent - result.blocks) / 2;
+    if (galloping) probe = std::min(max_blocks, result.blocks == 0 ? 1 : 2 * result.blocks);
+    if (FindAtDepth(keys.At(probe - 1), probe, now, &result.node)) {
+      result.blocks = probe;
+    } else {
+      absent = probe;
+      galloping = false;
+    }
+  }
+  return result;
+}
+
+// ---- Use and expiry ----
+
+bool Trie::Touch(NodeRef node, uint64_t tick) {
+  if (!IsLive(node)) return false;
+  tick = Clamped(tick);
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+    Node& at = nodes_[i];
+    if (at.last_use < tick) at.last_use = tick & kMaxTick;
+    if (at.frequency < UINT16_MAX) ++at.frequency;
+  }
+  HeapUpdate(node.index);  // the only one on the path that can be a leaf
+  return true;
+}
+
+bool Trie::ExtendExpiry(NodeRef node, uint32_t expires_at) {
+  if (!IsLive(node)) return false;
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+    // I4: whoever lives long enough has ancestors that do, too.
+    const uint32_t current = nodes_[i].expires_at;
+    if (current == 0 || (expires_at != 0 && current >= expires_at)) break;
+    nodes_[i].expires_at = expires_at;
+  }
+  return true;
+}
+
+// ---- Leases ----
+
+absl::Status Trie::Lease(NodeRef node, uint32_t now) {
+  if (!IsLive(node) || HasExpired(nodes_[node.index].expires_at, now)) return Gone("node");
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+    if (nodes_[i].pins == kMaxPins) return base::MakeStatus(base::Code::kBusy, "node", "too many leases on one block");
+    if (nodes_[i].pins > 0) break;
+  }
+  ++leases_[node.index];
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+    if (++nodes_[i].pins > 1) break;  // I5: its ancestors are pinned already
+    leased_bytes_ += nodes_[i].bytes;
+    HeapUpdate(i);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trie::Release(NodeRef node, const Visitor& on_freed) {
+  if (!Exists(node)) return Gone("node");
+  const auto lease = leases_.find(node.index);
+  if (lease == leases_.end()) return base::MakeStatus(base::Code::kInvalidState, "node", "the block is not leased");
+  if (--lease->second == 0) leases_.erase(lease);
+  Unpin(node.index, on_freed);
+  return absl::OkStatus();
+}
+
+// Takes one pin off `index`, and off its ancestors as far as they lose their last. Dead ones are freed then.
+void Trie::Unpin(uint32_t index, const Visitor& on_freed) {
+  for (uint32_t i = index; i != kNone;) {
+    Node& node = nodes_[i];
+    if (--node.pins > 0) return;
+    leased_bytes_ -= node.bytes;
+    const uint32_t parent = node.parent;
+    if (node.state == kLive) {
+      HeapUpdate(i);
+    } else {
+      const BlockInfo info = InfoOf(i);
+      dead_bytes_ -= node.bytes;
+      --dead_count_;
+      FreeSlot(i);
+      if (on_freed) on_freed(info);
+    }
+    i = parent;
+  }
+}
+
+// ---- Removal ----
+
+std::optional<NodeRef> Trie::ColdestLeaf() const {
+  if (heap_size_ == 0) return std::nullopt;
+  return RefOf(heap_[0]);
+}
+
+absl::StatusOr<BlockInfo> Trie::Remove(NodeRef leaf) {
+  if (!IsLive(leaf)) return Gone("leaf");
+  const Node& node = nodes_[leaf.index];
+  if (leaf == root()) return base::MakeStatus(base::Code::kInvalidState, "leaf", "the root is no block");
+  if (node.has_children) return base::MakeStatus(base::Code::kInvalidState, "leaf", "the block has children");
+  if (node.pins > 0) return base::MakeStatus(base::Code::kBusy, "leaf", "the block is leased");
+  const BlockInfo info = InfoOf(leaf.index);
+  DropNode(leaf.index, nullptr);
+  HeapUpdate(info.parent.index);
+  return info;
+}
+
+absl::StatusOr<uint64_t> Trie::DetachSubtree(NodeRef node, const Visitor& on_removed) {
+  if (!IsLive(node)) return Gone("node");
+  if (node == root()) {
+    uint64_t removed = 0;
+    while (nodes_[0].has_children) removed += DetachOne(nodes_[0].child_or_heap, on_removed);
+    return removed;
+  }
+  return DetachOne(node.index, on_removed);
+}
+
+// Post-order without a stack: go down to a leaf, drop it, go on from its parent.
+uint64_t Trie::DetachOne(uint32_t top, const Visitor& on_removed) {
+  const uint32_t above = nodes_[top].parent;
+  uint64_t removed = 0;
+  for (uint32_t i = top;;) {
+    while (nodes_[i].has_children) i = nodes_[i].child_or_heap;
+    const uint32_t parent = nodes_[i].parent;
+    DropNode(i, on_removed);
+    ++removed;
+    if (i == top) break;
+    i = parent;
+  }
+  HeapUpdate(above);
+  return removed;
+}
+
+// Takes a childless block out of hash, heap, child list and totals; frees its slot unless it is pinned. A dead block
+// keeps its parent link, since its pins hold the ancestors that the same lease promised. The parent may have become
+// a leaf: the caller updates the heap for it.
+void Trie::DropNode(uint32_t index, const Visitor& on_removed) {
+  Node& node = nodes_[index];
+  HeapErase(index);
+  HashErase(index);
+  UnlinkChild(index);
+  --live_count_;
+  live_bytes_ -= node.bytes;
+  const bool pinned = node.pins > 0;
+  if (pinned) {
+    node.state = kDead;
+    ++dead_count_;
+    dead_bytes_ += node.bytes;
+  }
+  const BlockInfo info = InfoOf(index);
+  if (!pinned) FreeSlot(index);
+  if (on_removed) on_removed(info);
+}
+
+uint64_t Trie::SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_removed) {
+  uint64_t removed = 0;
+  if (node_count_ <= 1) return removed;
+  for (uint64_t visits = std::min(max_slots, node_count_ - 1); visits > 0; --visits) {
+    if (sweep_cursor_ >= node_count_) sweep_cursor_ = 1;
+    const auto index = static_cast<uint32_t>(sweep_cursor_++);
+    if (nodes_[index].state != kLive || !HasExpired(nodes_[index].expires_at, now)) continue;
+    removed += DetachOne(index, on_removed);
+  }
+  return removed;
+}
+
+// ---- Children lists and accessors ----
+
+void Trie::LinkChild(uint32_t parent, uint32_t child) {
+  HeapErase(parent);
+  Node& above = nodes_[parent];
+  Node& node = nodes_[child];
+  node.parent = parent;
+  node.prev_sibling = kNone;
+  node.next_sibling = above.has_children ? above.child_or_heap : kNone;
+  if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = child;
+  above.has_children = 1;
+  above.child_or_heap = child;
+}
+
+void Trie::UnlinkChild(uint32_t child) {
+  Node& node = nodes_[child];
+  Node& above = nodes_[node.parent];
+  if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
+  if (node.prev_sibling != kNone) {
+    nodes_[node.prev_sibling].next_sibling = node.next_sibling;
+  } else {
+    above.child_or_heap = node.next_sibling;
+    above.has_children = node.next_sibling != kNone;
+  }
+  node.next_sibling = node.prev_sibling = kNone;
+}
+
+std::optional<BlockInfo> Trie::Get(NodeRef node) const {
+  if (!Exists(node)) return std::nullopt;
+  return InfoOf(node.index);
+}
+
+NodeRef Trie::Parent(NodeRef node) const { return Exists(node) ? RefOf(nodes_[node.index].parent) : NodeRef{}; }
+
+std::vector<NodeRef> Trie::Path(NodeRef node) const {
+  std::vector<NodeRef> path;
+  if (!Exists(node)) return path;
+  path.resize(nodes_[node.index].depth);
+  uint32_t i = node.index;
+  for (size_t k = path.size(); k > 0; --k) {
+    path[k - 1] = RefOf(i);
+    i = nodes_[i].parent;
+  }
+  return path;
+}
+
+NodeRef Trie::FirstChild(NodeRef node) const {
+  return Exists(node) && nodes_[node.index].has_children ? RefOf(nodes_[node.index].child_or_heap) : NodeRef{};
+}
+
+NodeRef Trie::NextSibling(NodeRef node) const {
+  return IsLive(node) ? RefOf(nodes_[node.index].next_sibling) : NodeRef{};
+}
+
+void Trie::SetMark(NodeRef node, bool marked) {
+  if (Exists(node)) nodes_[node.index].marked = marked;
+}
+
+bool Trie::IsMarked(NodeRef node) const { return Exists(node) && nodes_[node.index].marked; }
+
+uint64_t Trie::MemoryBytes() const {
+  // A hash map slot has its pair and one control byte.
+  const uint64_t leases = leases_.capacity() * (sizeof(std::pair<uint32_t, uint32_t>) + 1);
+  return sizeof(*this) + nodes_.MemoryBytes() + buckets_.MemoryBytes() + heap_.MemoryBytes() + leases;
+}
+
+}  // namespace kvstrata::core::trie

@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trie's eviction order: a binary heap of the live, unpinned leaves, coldest at the top. A leaf has no children,
+// so its position in the heap stands where an inner node keeps its first child.
+#include <utility>
+
+#include "lib/trie/trie.h"
+
+namespace kvstrata::core::trie {
+
+bool Trie::Colder(uint32_t a, uint32_t b) const {
+  const Node& left = nodes_[a];
+  const Node& right = nodes_[b];
+  if (left.last_use != right.last_use) return left.last_use < right.last_use;
+  return left.sequence < right.sequence;
+}
+
+void Trie::HeapPlace(uint32_t position, uint32_t index) {
+  heap_[position] = index;
+  nodes_[index].child_or_heap = position;
+}
+
+void Trie::HeapSiftUp(uint32_t position) {
+  const uint32_t index = heap_[position];
+  while (position > 0) {
+    const uint32_t above = (position - 1) / 2;
+    if (!Colder(index, heap_[above])) break;
+    HeapPlace(position, heap_[above]);
+    position = above;
+  }
+  HeapPlace(position, index);
+}
+
+void Trie::HeapSiftDown(uint32_t position) {
+  const uint32_t index = heap_[position];
+  for (;;) {
+    uint64_t below = uint64_t{2} * position + 1;  // 64 bits: there may be 2^32 - 2 leaves
+    if (below >= heap_size_) break;
+    if (below + 1 < heap_size_ && Colder(heap_[below + 1], heap_[below])) ++below;
+    if (!Colder(heap_[below], index)) break;
+    HeapPlace(position, heap_[below]);
+    position = static_cast<uint32_t>(below);
+  }
+  HeapPlace(position, index);
+}
+
+void Trie::HeapUpdate(uint32_t index) {
+  Node& node = nodes_[index];
+  if (index == 0 || node.has_children) return;
+  if (node.state != kLive || node.pins > 0) {
+    HeapErase(index);
+    return;
+  }
+  if (node.child_or_heap == kNone) HeapPlace(heap_size_++, index);
+  HeapSiftUp(node.child_or_heap);
+  HeapSiftDown(node.child_or_heap);
+}
+
+void Trie::HeapErase(uint32_t index) {
+  Node& node = nodes_[index];
+  if (index == 0 || node.has_children || node.child_or_heap == kNone) return;
+  const uint32_t position = std::exchange(node.child_or_heap, kNone);
+  const uint32_t last = heap_[--heap_size_];
+  if (last == index) return;
+  HeapPlace(position, last);
+  HeapSiftUp(position);
+  HeapSiftDown(nodes_[last].child_or_heap);
+}
+
+}  // namespace kvstrata::core::trie

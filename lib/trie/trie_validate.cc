@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checks of the trie's invariants, for tests.
+#include <string>
+#include <vector>
+
+#include "lib/base/status.h"
+#include "lib/trie/trie.h"
+
+namespace kvstrata::core::trie {
+namespace {
+
+absl::Status Broken(std::string_view invariant, uint64_t node) {
+  return base::MakeStatus(base::Code::kInternal, invariant, "does not hold at node " + std::to_string(node));
+}
+
+}  // namespace
+
+absl::Status Trie::Validate() const {
+  for (uint64_t i = 0; i < node_count_; ++i) {
+    if (nodes_[i].state == kFree) continue;
+    if (absl::Status status = ValidateNode(static_cast<uint32_t>(i)); !status.ok()) return status;
+  }
+  for (uint32_t position = 1; position < heap_size_; ++position) {
+    if (Colder(heap_[position], heap_[(position - 1) / 2])) return Broken("I6 order", heap_[position]);
+  }
+  return ValidateTotals();
+}
+
+absl::Status Trie::ValidateNode(uint32_t index) const {
+  const Node& node = nodes_[index];
+  const bool live = node.state == kLive;
+  if (index != 0) {
+    const Node& parent = nodes_[node.parent];
+    if (parent.state == kFree || (live && parent.state != kLive)) return Broken("I1 parent", index);
+    if (node.depth != parent.depth + 1) return Broken("I1 depth", index);
+    if ((FindIndex(KeyOf(node)) == index) != live) return Broken("I2", index);
+    if (live && parent.last_use < node.last_use) return Broken("I3", index);
+    const bool outlives = parent.expires_at != 0 && (node.expires_at == 0 || node.expires_at > parent.expires_at);
+    if (live && outlives) return Broken("I4", index);
+    const bool in_heap = !node.has_children && node.child_or_heap != kNone;
+    if (in_heap != (live && node.pins == 0 && !node.has_children)) return Broken("I6 membership", index);
+    if (in_heap && (node.child_or_heap >= heap_size_ || heap_[node.child_or_heap] != index)) {
+      return Broken("I6 position", index);
+    }
+  }
+  if (!live && (node.has_children || node.pins == 0)) return Broken("I7", index);
+  uint32_t before = kNone;
+  for (uint32_t child = node.has_children ? node.child_or_heap : kNone; child != kNone;
+       child = nodes_[child].next_sibling) {
+    if (nodes_[child].state != kLive || nodes_[child].parent != index || nodes_[child].prev_sibling != before) {
+      return Broken("I1 children", child);
+    }
+    before = child;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Trie::ValidateTotals() const {
+  std::vector<uint64_t> pins(node_count_);
+  for (const auto& [index, count] : leases_) {
+    if (index >= node_count_ || nodes_[index].state == kFree) return Broken("I5 lease", index);
+    pins[index] += count;
+  }
+  uint64_t live = 0, dead = 0, live_bytes = 0, dead_bytes = 0, leased_bytes = 0, leaves = 0, children = 0;
+  for (uint64_t i = 0; i < node_count_; ++i) {
+    const Node& node = nodes_[i];
+    if (node.state == kFree) continue;
+    if (node.pins > 0) leased_bytes += node.bytes;
+    for (NodeRef child = FirstChild(RefOf(static_cast<uint32_t>(i))); child.valid(); child = NextSibling(child)) {
+      ++children;
+    }
+    if (i == 0) continue;
+    if (node.pins > 0) ++pins[node.parent];
+    (node.state == kLive ? live : dead) += 1;
+    (node.state == kLive ? live_bytes : dead_bytes) += node.bytes;
+    if (node.state == kLive && !node.has_children && node.pins == 0) ++leaves;
+  }
+  for (uint64_t i = 0; i < node_count_; ++i) {
+    if (nodes_[i].state != kFree && nodes_[i].pins != pins[i]) return Broken("I5", i);
+  }
+  uint64_t hashed = 0;
+  for (uint64_t bucket = 0; bucket < bucket_count_; ++bucket) {
+    for (uint32_t i = buckets_[bucket]; i != kNone; i = nodes_[i].hash_next) ++hashed;
+  }
+  if (children != live) return Broken("I1 reachable", children);
+  if (hashed != live) return Broken("I2 hashed", hashed);
+  if (leaves != heap_size_) return Broken("I6 size", heap_size_);
+  if (live != live_count_ || dead != dead_count_) return Broken("I8 blocks", live);
+  if (live_bytes != live_bytes_ || dead_bytes != dead_bytes_) return Broken("I8 bytes", live_bytes);
+  if (leased_bytes != leased_bytes_) return Broken("I8 leased bytes", leased_bytes);
+  return absl::OkStatus();
+}
+
+}  // namespace kvstrata::core::trie

@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the trie takes from the allocator, measured at the allocator: operator new counts usable bytes and what malloc
+// puts in front of them.
+#include <malloc.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <new>
+
+#include "lib/base/status.h"
+#include "lib/trie/trie.h"
+#include "tests/support/catch.hpp"
+#include "tests/unit/trie/trie_keys.h"
+
+namespace {
+
+constexpr uint64_t kMallocHeader = 8;
+uint64_t g_held = 0;
+uint64_t g_peak = 0;
+int64_t g_until_failure = -1;  // nothrow allocations until one fails; < 0: none does
+
+void* Count(void* memory) {
+  if (memory == nullptr) return nullptr;
+  g_held += malloc_usable_size(memory) + kMallocHeader;
+  g_peak = std::max(g_peak, g_held);
+  return memory;
+}
+
+void Uncount(void* memory) noexcept {
+  if (memory != nullptr) g_held -= malloc_usable_size(memory) + kMallocHeader;
+  std::free(memory);
+}
+
+}  // namespace
+
+void* operator new(size_t size) {
+  void* memory = Count(std::malloc(size == 0 ? 1 : size));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  if (g_until_failure >= 0 && g_until_failure-- == 0) return nullptr;
+  return Count(std::malloc(size == 0 ? 1 : size));
+}
+void operator delete(void* memory) noexcept { Uncount(memory); }
+void operator delete(void* memory, size_t) noexcept { Uncount(memory); }
+
+namespace {
+
+using kvstrata::core::base::Code;
+using kvstrata::core::base::CodeOf;
+using kvstrata::core::trie::BlockKey;
+using kvstrata::core::trie::NodeRef;
+using kvstrata::core::trie::Trie;
+using kvstrata::test::TestRoot;
+
+constexpr uint64_t kBytesPerBlockMax = 96;
+
+// Well-spread keys without the cost of hashing.
+BlockKey FakeKey(uint64_t i) {
+  const uint64_t mixed = (i + 1) * 0x9e3779b97f4a7c15;  // odd: a bijection
+  return {{mixed ^ (mixed >> 29), mixed}, i};
+}
+
+enum class Shape { kChain, kFan, kBushes };
+
+NodeRef ParentFor(Shape shape, uint64_t i, NodeRef root, NodeRef last) {
+  switch (shape) {
+    case Shape::kChain: return last;
+    case Shape::kFan: return root;
+    case Shape::kBushes: return i % 64 == 0 ? root : last;
+  }
+  return root;
+}
+
+// Grows a trie to `count` blocks and returns the worst peak per live block seen at 1,000 blocks and above, times 100.
+uint64_t WorstHundredths(Shape shape, uint64_t count) {
+  const uint64_t before = g_held;
+  uint64_t worst = 0;
+  Trie trie(TestRoot());
+  NodeRef last = trie.root();
+  for (uint64_t i = 0; i < count; ++i) {
+    g_peak = g_held;
+    const auto added = trie.Insert(ParentFor(shape, i, trie.root(), last), FakeKey(i), i, 1000, 1);
+    REQUIRE(added.ok());
+    last = added->node;
+    if (i + 1 < 1000) continue;
+    worst = std::max(worst, (g_peak - before + sizeof(Trie)) * 100 / (i + 1));
+  }
+  // The trie's own account: all but what malloc adds, which is below 2 percent at this size.
+  const uint64_t held = g_held - before + sizeof(Trie);
+  CHECK(trie.MemoryBytes() <= held);
+  CHECK(trie.MemoryBytes() + held / 50 >= held);
+  return worst;
+}
+
+}  // namespace
+
+TEST_CASE("a block costs at most 96 bytes of peak memory, from 1,000 to 1,000,000 blocks") {
+  const auto shape = GENERATE(Shape::kChain, Shape::kFan, Shape::kBushes);
+  const uint64_t worst = WorstHundredths(shape, 1'000'000);
+  std::printf("shape %d: at most %.2f bytes of memory per indexed block\n", static_cast<int>(shape),
+              static_cast<double>(worst) / 100);
+  CHECK(worst <= kBytesPerBlockMax * 100);
+}
+
+TEST_CASE("memory is used again after evictions") {
+  Trie trie(TestRoot());
+  uint64_t next = 0;
+  for (; next < 5000; ++next) REQUIRE(trie.Insert(trie.root(), FakeKey(next), next, 1, next).ok());
+  const uint64_t memory = trie.MemoryBytes();
+  for (; next < 50'000; ++next) {
+    REQUIRE(trie.Remove(*trie.ColdestLeaf()).ok());
+    REQUIRE(trie.Insert(trie.root(), FakeKey(next), next, 1, next).ok());
+  }
+  CHECK(trie.MemoryBytes() == memory);
+  CHECK(trie.Validate().ok());
+}
+
+TEST_CASE("each allocation may fail: insert says so, nothing is lost, the next one succeeds") {
+  for (int64_t n = 0; n < 400; ++n) {
+    g_until_failure = n;
+    Trie trie(TestRoot());
+    uint64_t stored = 0, refused = 0;
+    NodeRef last = trie.root();
+    while (stored < 3000) {
+      const auto added = trie.Insert(stored % 5 == 0 ? trie.root() : last, FakeKey(stored), stored, 1, stored);
+      if (added.ok()) {
+        last = added->node;
+        ++stored;
+        continue;
+      }
+      REQUIRE(CodeOf(added.status()) == Code::kOutOfMemory);
+      REQUIRE(++refused == 1);
+      REQUIRE(trie.Validate().ok());
+    }
+    const bool all_succeeded = g_until_failure >= 0;
+    g_until_failure = -1;
+    REQUIRE(trie.block_count() == 3000);
+    REQUIRE(trie.Validate().ok());
+    for (uint64_t i = 0; i < stored; ++i) REQUIRE(trie.Find(FakeKey(i)).has_value());
+    if (all_succeeded) return;
+  }
+  FAIL("more allocations than expected");
+}
