@@ -1,0 +1,47 @@
+# What is installed: headers, both libraries, a CMake package and a pkg-config file.
+include(CMakePackageConfigHelpers)
+set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvstrata)
+
+install(DIRECTORY include/kvstrata DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+
+# Two export sets: who wants the shared library need not have its dependencies' packages.
+foreach(kind IN ITEMS shared static)
+  set(target kvstrata)
+  if(kind STREQUAL static)
+    set(target kvstrata_static)
+  endif()
+  install(TARGETS ${target} EXPORT kvstrata-${kind}-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  install(EXPORT kvstrata-${kind}-targets NAMESPACE kvstrata:: DESTINATION ${package_folder})
+endforeach()
+
+configure_package_config_file(cmake/kvstrata-config.cmake.in ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
+  INSTALL_DESTINATION ${package_folder} NO_SET_AND_CHECK_MACRO)
+# Before 1.0 a minor release may change the API.
+write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/kvstrata-config-version.cmake
+  COMPATIBILITY SameMinorVersion)
+
+# What a static link needs besides libkvstrata.a, told by the dependencies' own pkg-config files.
+get_property(libraries GLOBAL PROPERTY KVSTRATA_LIBRARIES)
+list(FILTER libraries INCLUDE REGEX "^absl::")
+list(TRANSFORM libraries REPLACE "^absl::" "absl_")
+list(REMOVE_DUPLICATES libraries)
+pkg_check_modules(_private QUIET ${libraries} libzstd libxxhash)
+if(NOT _private_FOUND)
+  message(STATUS "kvstrata.pc: no pkg-config files of Abseil found; 'pkg-config --static kvstrata' will not name it")
+endif()
+list(JOIN _private_LDFLAGS " " private_libraries)
+# Absolute install folders, as some distributions use, must not be put behind the prefix.
+foreach(folder IN ITEMS LIBDIR INCLUDEDIR)
+  cmake_path(IS_ABSOLUTE CMAKE_INSTALL_${folder} absolute)
+  if(absolute)
+    set(pc_${folder} "${CMAKE_INSTALL_${folder}}")
+  else()
+    set(pc_${folder} "\${prefix}/${CMAKE_INSTALL_${folder}}")
+  endif()
+endforeach()
+configure_file(cmake/kvstrata.pc.in ${PROJECT_BINARY_DIR}/package/kvstrata.pc @ONLY)
+
+install(FILES ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
+  ${PROJECT_BINARY_DIR}/package/kvstrata-config-version.cmake DESTINATION ${package_folder})
+install(FILES ${PROJECT_BINARY_DIR}/package/kvstrata.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared library exports what its headers declare, its map and its list name, and nothing else.
+
+usage: exports.py ROOT LIBRARY --nm NM --readelf READELF [--partial]
+
+--partial: names that are declared but not implemented yet are told, not failed.
+"""
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+
+PROTOTYPE = re.compile(r"^KVSTRATA_API [^;(]*?\b(kvstrata_\w+)\s*\(", re.MULTILINE)
+# What the library may need at run time: the C and C++ run-times and the distribution's Abseil, zstd and xxHash.
+NEEDED = re.compile(r"^(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux[\w-]*|libabsl_\w+|libzstd|libxxhash)\.so\b")
+
+
+def read(root, path):
+    with open(os.path.join(root, path), encoding="utf-8") as stream:
+        return stream.read()
+
+
+def without_comments(text):
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.DOTALL)
+
+
+def output_of(*command):
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+
+def declared_names(root):
+    names = set()
+    for header in os.listdir(os.path.join(root, "include/kvstrata")):
+        if header.endswith(".h"):
+            names |= set(PROTOTYPE.findall(without_comments(read(root, "include/kvstrata/" + header))))
+    return names
+
+
+def map_names(text):
+    """(node, names) of the one node that the map may have."""
+    match = re.fullmatch(r"\s*(\w+)\s*\{\s*global:([^{}:]*)local:\s*\*;\s*\};\s*", without_comments(text))
+    if not match:
+        raise SystemExit("capi/kvstrata.map: not one node of names with 'local: *;'")
+    return match.group(1), {name.strip() for name in match.group(2).split(";") if name.strip()}
+
+
+def listed_names(text, problems):
+    names = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.startswith("#") or not line.strip():
+            continue
+        if not re.fullmatch(r"kvstrata_\w+\s+\d+\.\d+\.\d+\s+(unstable|stable|deprecated)", line):
+            problems.append(f"capi/symbols.txt:{number}: not 'name release state': {line}")
+        names.append(line.split()[0])
+    if names != sorted(set(names)):
+        problems.append("capi/symbols.txt: names are not sorted, or one stands there twice")
+    return set(names)
+
+
+def exported_names(nm, library, node):
+    """Names without the version suffix; the version node itself, an absolute symbol, is left out."""
+    names = set()
+    for line in output_of(nm, "-D", "--defined-only", library).splitlines():
+        name = line.split()[-1]
+        if name.split("@")[0] != node:
+            names.add(name.replace("@@" + node, ""))
+    return names
+
+
+def compare(problems, left, left_names, right, right_names):
+    for name in sorted(left_names - right_names):
+        problems.append(f"{name} is in {left} but not in {right}")
+    for name in sorted(right_names - left_names):
+        problems.append(f"{name} is in {right} but not in {left}")
+
+
+def check_dynamic(problems, text, abi):
+    if f"Library soname: [libkvstrata.so.{abi}]" not in text:
+        problems.append(f"the SONAME is not libkvstrata.so.{abi}")
+    for library in re.findall(r"\(NEEDED\)\s+Shared library: \[([^\]]+)\]", text):
+        if not NEEDED.match(library):
+            problems.append(f"the library needs {library}")
+    if "(TEXTREL)" in text:
+        problems.append("the library has text relocations")
+    if not re.search(r"BIND_NOW|\(FLAGS_1\).*NOW", text):
+        problems.append("the library is not bound at load (-z now)")
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("root")
+    parser.add_argument("library")
+    parser.add_argument("--nm", required=True)
+    parser.add_argument("--readelf", required=True)
+    parser.add_argument("--partial", action="store_true")
+    arguments = parser.parse_args()
+
+    problems = []
+    abi = re.search(r"^#define KVSTRATA_ABI_VERSION (\d+)$", read(arguments.root, "include/kvstrata/version.h"),
+                    re.MULTILINE).group(1)
+    declared = declared_names(arguments.root)
+    node, mapped = map_names(read(arguments.root, "capi/kvstrata.map"))
+    listed = listed_names(read(arguments.root, "capi/symbols.txt"), problems)
+    exported = exported_names(arguments.nm, arguments.library, node)
+    if node != f"KVSTRATA_{abi}":
+        problems.append(f"capi/kvstrata.map: the node is {node}, the ABI number {abi}")
+    compare(problems, "the headers", declared, "capi/kvstrata.map", mapped)
+    compare(problems, "the headers", declared, "capi/symbols.txt", listed)
+    missing = declared - exported
+    if arguments.partial:
+        print(f"{len(missing)} declared names are not implemented yet: {' '.join(sorted(missing))}")
+        exported |= missing
+    compare(problems, "the headers", declared, "the library", exported)
+    check_dynamic(problems, output_of(arguments.readelf, "-dW", arguments.library), abi)
+
+    for problem in problems:
+        print(problem)
+    print(f"abi: {len(declared)} names, {len(problems)} problem(s)")
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
