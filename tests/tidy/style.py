@@ -31,9 +31,11 @@ FORBIDDEN = (
     (r"\b(?:sprintf|strcpy|strcat|gets|strtok|rand|srand)\s*\(", "is not safe to use"),
 )
 
-# No build-time switch may change what a public header says: library and caller would see different types.
+# No build-time switch may change what a public header says: library and caller would see different types. Whether there
+# are exceptions to catch changes no type, only the body of one fence.
 HEADER_CONDITIONALS = re.compile(
-    r"^(?:ifndef KVSTRATA_\w+_H|ifdef __cplusplus|ifndef KVSTRATA_API|if defined\(__GNUC__\)|else|endif)$")
+    r"^(?:ifndef KVSTRATA_\w+_H|ifdef __cplusplus|ifndef KVSTRATA_API|"
+    r"if defined\((?:__GNUC__|__cpp_exceptions)\)|else|endif)$")
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK)\b(?!\(#\d+\))")
 
 
