@@ -33,13 +33,19 @@ endif()
 list(JOIN _private_LDFLAGS " " private_libraries)
 # Absolute install folders, as some distributions use, must not be put behind the prefix.
 foreach(folder IN ITEMS LIBDIR INCLUDEDIR)
-  cmake_path(IS_ABSOLUTE CMAKE_INSTALL_${folder} absolute)
-  if(absolute)
+  if(IS_ABSOLUTE "${CMAKE_INSTALL_${folder}}")
     set(pc_${folder} "${CMAKE_INSTALL_${folder}}")
   else()
     set(pc_${folder} "\${prefix}/${CMAKE_INSTALL_${folder}}")
   endif()
 endforeach()
+# The prefix is told from where the file lies, so that an installation may be moved.
+set(pc_PREFIX "${CMAKE_INSTALL_PREFIX}")
+if(NOT IS_ABSOLUTE "${CMAKE_INSTALL_LIBDIR}")
+  file(RELATIVE_PATH way_up /prefix/${CMAKE_INSTALL_LIBDIR}/pkgconfig /prefix)
+  string(REGEX REPLACE "/$" "" way_up "${way_up}")
+  set(pc_PREFIX "\${pcfiledir}/${way_up}")
+endif()
 configure_file(cmake/kvstrata.pc.in ${PROJECT_BINARY_DIR}/package/kvstrata.pc @ONLY)
 
 install(FILES ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
