@@ -13,8 +13,8 @@ struct CodecFacts {
   Codec codec;
   std::string_view name;
   bool lossy;
-  uint32_t elements;    // of one row; 0: any
-  uint32_t row_bytes;   // stored; 0: as the source
+  uint32_t elements;   // of one row; 0: any
+  uint32_t row_bytes;  // stored; 0: as the source
 };
 
 constexpr CodecFacts kFacts[] = {
@@ -73,8 +73,8 @@ absl::StatusOr<uint32_t> StoredRowBytes(const layout::Stream& stream, Codec code
   }
   const uint32_t element = ElementBytes(stream.packing);
   if (element == 0) {
-    return base::InvalidArgument("codec", name + " packs f32 or bf16 rows, these are " +
-                                              std::string(layout::PackingName(stream.packing)));
+    return base::InvalidArgument(
+        "codec", name + " packs f32 or bf16 rows, these are " + std::string(layout::PackingName(stream.packing)));
   }
   if (stream.row_bytes != facts->elements * element) {
     return base::InvalidArgument("codec", name + " packs rows of " + std::to_string(facts->elements * element) +
@@ -96,12 +96,12 @@ absl::StatusOr<GridResult> PackOnGrid(const RowPacker& packer, std::span<const s
   }
   // Divided, not multiplied: no product of outside numbers can wrap.
   if (packed.size() % packer.packed_row_bytes != 0 || packed.size() / packer.packed_row_bytes != rows) {
-    return base::InvalidArgument("packed", std::to_string(packed.size()) + " bytes do not hold " +
-                                               std::to_string(rows) + " rows");
+    return base::InvalidArgument(
+        "packed", std::to_string(packed.size()) + " bytes do not hold " + std::to_string(rows) + " rows");
   }
   if (scratch.size() != source.size()) {
-    return base::InvalidArgument("scratch", std::to_string(scratch.size()) + " bytes, not " +
-                                                std::to_string(source.size()));
+    return base::InvalidArgument("scratch",
+                                 std::to_string(scratch.size()) + " bytes, not " + std::to_string(source.size()));
   }
   if (rows == 0) return GridResult::kOnGrid;
   if (!packer.pack(packer.context, source.data(), rows, packed.data())) return GridResult::kOffGrid;

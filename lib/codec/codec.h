@@ -35,7 +35,7 @@ enum class Codec : int32_t {
 };
 
 bool IsLossy(Codec codec);
-std::string_view CodecName(Codec codec);  // "unknown" outside the enumeration
+std::string_view CodecName(Codec codec);                // "unknown" outside the enumeration
 absl::StatusOr<Codec> CodecFromNumber(int32_t number);  // kCorrupt: numbers come from disk
 
 // Stored bytes of one row of `stream` under `codec`. Also the check that the two fit: kInvalidArgument when a lossy

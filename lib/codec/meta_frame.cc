@@ -42,13 +42,14 @@ absl::StatusOr<std::string> Inflate(std::string_view payload, size_t plain_size)
 
 absl::StatusOr<std::string> EncodeMeta(std::string_view plain) {
   if (plain.size() > kMaxMetaBytes) {
-    return base::MakeStatus(base::Code::kTooLarge, "meta", std::to_string(plain.size()) + " bytes, the most is " +
-                                                               std::to_string(kMaxMetaBytes));
+    return base::MakeStatus(base::Code::kTooLarge, "meta",
+                            std::to_string(plain.size()) + " bytes, the most is " + std::to_string(kMaxMetaBytes));
   }
   std::string packed(ZSTD_compressBound(plain.size()), '\0');
   const size_t size = ZSTD_compress(packed.data(), packed.size(), plain.data(), plain.size(), kLevel);
   // A compressor out of memory is no reason to fail: stored is always right.
-  if (ZSTD_isError(size) != 0 || size >= plain.size()) return Header(Method::kStored, plain.size()) + std::string(plain);
+  if (ZSTD_isError(size) != 0 || size >= plain.size())
+    return Header(Method::kStored, plain.size()) + std::string(plain);
   packed.resize(size);
   return Header(Method::kZstd, plain.size()) + packed;
 }

@@ -164,12 +164,14 @@ std::vector<uint32_t> RatiosFromTypes(Config& config, uint32_t& hca_from) {
   csa = config.Number("compress_rate_csa", csa);
   hca = config.Number("compress_rate_hca", hca);
   if (csa == 0 || csa >= hca) {
-    config.Fail("compress_rates", std::to_string(csa) + " and " + std::to_string(hca) + ": CSA's rate must be the smaller");
+    config.Fail("compress_rates",
+                std::to_string(csa) + " and " + std::to_string(hca) + ": CSA's rate must be the smaller");
   }
   hca_from = hca;
   std::vector<uint32_t> ratios;
   for (const std::string& type : config.Texts("layer_types")) {
-    if (type != "sliding_attention" && type != "compressed_sparse_attention" && type != "heavily_compressed_attention") {
+    if (type != "sliding_attention" && type != "compressed_sparse_attention" &&
+        type != "heavily_compressed_attention") {
       config.Fail("layer_types[" + std::to_string(ratios.size()) + "]", Shortened(type) + " is not known");
     }
     ratios.push_back(type == "sliding_attention" ? 0 : type == "compressed_sparse_attention" ? csa : hca);
@@ -186,7 +188,8 @@ void SplitDrafts(Config& config, const char* name, uint32_t layers, std::vector<
   }
   drafts.assign(ratios.begin() + layers, ratios.end());
   ratios.resize(layers);
-  if (drafts.empty()) drafts.assign(std::min<size_t>(config.Number("num_nextn_predict_layers", 0), kMaxConfigLayers), 0);
+  if (drafts.empty())
+    drafts.assign(std::min<size_t>(config.Number("num_nextn_predict_layers", 0), kMaxConfigLayers), 0);
   if (std::ranges::any_of(drafts, [](uint32_t ratio) { return ratio != 0; })) {
     config.Fail(name, "a draft layer's ratio is not 0");
   }
@@ -199,8 +202,7 @@ absl::StatusOr<Layout> ReadV4(Config& config, const PresetOptions& options) {
   const char* list = by_type ? "layer_types" : "compress_ratios";
   // Without either list the type's own defaults are not what was released: refuse to guess.
   if (!config.Has(list)) config.Fail("compress_ratios", "missing, and layer_types too");
-  std::vector<uint32_t> ratios =
-      by_type ? RatiosFromTypes(config, hybrid.hca_from) : config.Numbers("compress_ratios");
+  std::vector<uint32_t> ratios = by_type ? RatiosFromTypes(config, hybrid.hca_from) : config.Numbers("compress_ratios");
   for (size_t i = 0; !by_type && i < ratios.size(); ++i) {
     if (ratios[i] == 0 || ratios[i] == 4 || ratios[i] == 128) continue;
     config.Fail("compress_ratios[" + std::to_string(i) + "]", std::to_string(ratios[i]) + " is not 0, 4 or 128");
@@ -295,7 +297,8 @@ absl::StatusOr<std::vector<uint32_t>> WindowLayers(Config& config, std::string_v
   std::vector<uint32_t> windowed;
   if (config.Has("layer_types")) {
     const std::vector<std::string> types = config.Texts("layer_types");
-    if (types.size() != layers) config.Fail("layer_types", std::to_string(types.size()) + " elements for " + std::to_string(layers) + " layers");
+    if (types.size() != layers)
+      config.Fail("layer_types", std::to_string(types.size()) + " elements for " + std::to_string(layers) + " layers");
     for (uint32_t i = 0; i < types.size(); ++i) {
       if (types[i] == "sliding_attention") windowed.push_back(i);
       if (types[i] == "sliding_attention" || types[i] == "full_attention") continue;
@@ -337,11 +340,38 @@ absl::StatusOr<Layout> ReadGqa(Config& config, std::string_view model_type, cons
 constexpr std::string_view kMlaModels[] = {"deepseek_v2", "deepseek_v3", "kimi_k2", "minicpm3"};
 
 // Models whose every layer stores K and V of num_key_value_heads (or num_attention_heads) x head_dim.
-constexpr std::string_view kGqaModels[] = {
-    "arcee",   "cohere",    "gemma",      "gemma2",   "gemma3_text", "glm",      "glm4",     "glm4_moe",  "gpt_neox",
-    "gpt_oss", "granite",   "granitemoe", "hunyuan_v1_dense", "internlm2", "llama", "ministral", "mistral", "mixtral",
-    "nemotron", "olmo",     "olmo2",      "olmo3",    "phi",         "phi3",     "qwen2",    "qwen2_moe", "qwen3",
-    "qwen3_moe", "seed_oss", "smollm3",   "stablelm", "starcoder2"};
+constexpr std::string_view kGqaModels[] = {"arcee",
+                                           "cohere",
+                                           "gemma",
+                                           "gemma2",
+                                           "gemma3_text",
+                                           "glm",
+                                           "glm4",
+                                           "glm4_moe",
+                                           "gpt_neox",
+                                           "gpt_oss",
+                                           "granite",
+                                           "granitemoe",
+                                           "hunyuan_v1_dense",
+                                           "internlm2",
+                                           "llama",
+                                           "ministral",
+                                           "mistral",
+                                           "mixtral",
+                                           "nemotron",
+                                           "olmo",
+                                           "olmo2",
+                                           "olmo3",
+                                           "phi",
+                                           "phi3",
+                                           "qwen2",
+                                           "qwen2_moe",
+                                           "qwen3",
+                                           "qwen3_moe",
+                                           "seed_oss",
+                                           "smollm3",
+                                           "stablelm",
+                                           "starcoder2"};
 
 absl::StatusOr<Layout> ReadModel(const Json& object, const PresetOptions& options) {
   Config config(object);

@@ -10,9 +10,7 @@
 namespace kvstrata::core::layout {
 namespace {
 
-bool IsNameChar(char c) {
-  return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-';
-}
+bool IsNameChar(char c) { return (c >= 'a' && c <= 'z') || (c >= '0' && c <= '9') || c == '_' || c == '.' || c == '-'; }
 
 bool IsName(std::string_view name) {
   return !name.empty() && name.size() <= kMaxIdentityNameBytes && std::ranges::all_of(name, IsNameChar);
@@ -28,16 +26,16 @@ absl::Status CheckField(size_t index, std::string_view name, uint64_t size) {
                                                         std::to_string(name.size()) + " bytes");
   }
   if (size > kMaxIdentityValueBytes) {
-    return base::InvalidArgument(FieldLabel(name), std::to_string(size) + " bytes, the most is " +
-                                                       std::to_string(kMaxIdentityValueBytes));
+    return base::InvalidArgument(
+        FieldLabel(name), std::to_string(size) + " bytes, the most is " + std::to_string(kMaxIdentityValueBytes));
   }
   return absl::OkStatus();
 }
 
 absl::Status CheckCount(size_t count) {
   if (count <= kMaxIdentityFields) return absl::OkStatus();
-  return base::InvalidArgument("identity", std::to_string(count) + " fields, the most is " +
-                                               std::to_string(kMaxIdentityFields));
+  return base::InvalidArgument("identity",
+                               std::to_string(count) + " fields, the most is " + std::to_string(kMaxIdentityFields));
 }
 
 template <typename T>
@@ -207,7 +205,8 @@ absl::StatusOr<Identity> Identity::FromCanonicalBytes(std::string_view bytes) {
 }
 
 const Field* Identity::Find(std::string_view name) const {
-  const auto found = std::ranges::lower_bound(fields_, name, {}, [](const Field& f) { return std::string_view(f.name); });
+  const auto found =
+      std::ranges::lower_bound(fields_, name, {}, [](const Field& f) { return std::string_view(f.name); });
   return found != fields_.end() && found->name == name ? &*found : nullptr;
 }
 
@@ -232,8 +231,8 @@ std::vector<std::string_view> MandatoryNames(const Layout& layout) {
 absl::Status CheckMandatory(const Layout& layout, const Identity& identity) {
   for (const std::string_view name : MandatoryNames(layout)) {
     if (identity.Find(name) == nullptr) {
-      return base::InvalidArgument(FieldLabel(name), "family " + layout.family() +
-                                                         " needs this field; it may be empty, not absent");
+      return base::InvalidArgument(FieldLabel(name),
+                                   "family " + layout.family() + " needs this field; it may be empty, not absent");
     }
   }
   return absl::OkStatus();

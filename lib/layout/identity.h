@@ -64,8 +64,9 @@ std::vector<std::string_view> MandatoryNames(const Layout& layout);
 // kInvalidArgument naming the first missing one ("identity.rope").
 absl::Status CheckMandatory(const Layout& layout, const Identity& identity);
 
-// One entry per differing field ("adapter: stored \"a\" (1 byte), given absent"). At most 32 bytes of a value show, those
-// that differ among them; bytes outside printable ASCII show as hex; of "tenant", which may be a secret, only the size.
+// One entry per differing field ("adapter: stored \"a\" (1 byte), given absent"). At most 32 bytes of a value show,
+// those that differ among them; bytes outside printable ASCII show as hex; of "tenant", which may be a secret, only the
+// size.
 std::vector<std::string> DescribeDifference(const Identity& stored, const Identity& given);
 
 }  // namespace kvstrata::core::layout

@@ -1,14 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/layout/layout.h"
 
-#include <xxhash.h>
-
 #include <algorithm>
 #include <cassert>
 #include <numeric>
 #include <set>
 #include <tuple>
 
+#include "lib/base/hash.h"
 #include "lib/base/status.h"
 #include "lib/layout/layout_text.h"
 
@@ -81,8 +80,8 @@ absl::Status CheckNames(size_t i, const Stream& stream) {
   }
   const auto kind = KindOf(stream.role);
   if (kind.has_value() && *kind != stream.kind) {
-    return BadStream(i, "kind", std::string(KindName(stream.kind)) + " does not fit role " +
-                                    std::string(RoleName(stream.role)));
+    return BadStream(i, "kind",
+                     std::string(KindName(stream.kind)) + " does not fit role " + std::string(RoleName(stream.role)));
   }
   if (stream.layer > kMaxLayer) {
     return BadStream(i, "layer", Number(stream.layer) + " is above " + Number(kMaxLayer));
@@ -100,18 +99,21 @@ absl::Status CheckRowBytes(size_t i, const Stream& stream) {
   if (stream.row_bytes > kMaxRowBytes) {
     return BadStream(i, "row_bytes", Number(stream.row_bytes) + " is above " + Number(kMaxRowBytes));
   }
-  if (stream.row_bytes == 0 && stream.role != Role::kOpaque) return BadStream(i, "row_bytes", "0: only opaque state varies");
+  if (stream.row_bytes == 0 && stream.role != Role::kOpaque)
+    return BadStream(i, "row_bytes", "0: only opaque state varies");
   if (stream.is_variable() && stream.packing != Packing::kRaw) {
     return BadStream(i, "packing", std::string(PackingName(stream.packing)) + ": state of varying size must be raw");
   }
   const uint32_t fixed = FixedRowBytes(stream.packing);
   if (fixed != 0 && stream.row_bytes != fixed) {
-    return BadStream(i, "row_bytes", Number(stream.row_bytes) + " is not the row size of packing " +
-                                         std::string(PackingName(stream.packing)));
+    return BadStream(
+        i, "row_bytes",
+        Number(stream.row_bytes) + " is not the row size of packing " + std::string(PackingName(stream.packing)));
   }
   if (stream.row_bytes % ElementBytes(stream.packing) != 0) {
-    return BadStream(i, "row_bytes", Number(stream.row_bytes) + " is not a multiple of an element of packing " +
-                                         std::string(PackingName(stream.packing)));
+    return BadStream(i, "row_bytes",
+                     Number(stream.row_bytes) + " is not a multiple of an element of packing " +
+                         std::string(PackingName(stream.packing)));
   }
   return absl::OkStatus();
 }
@@ -121,10 +123,11 @@ absl::Status CheckRows(size_t i, Stream& stream) {
   const bool grouped = stream.kind == StreamKind::kRows || IsOverlap(stream.role) || IsOpen(stream.role);
   const uint32_t least_ratio = IsOpen(stream.role) ? 2 : 1;
   if (grouped && (stream.ratio < least_ratio || stream.ratio > kMaxBlockTokens)) {
-    return BadStream(i, "ratio", Number(stream.ratio) + " is not in " + Number(least_ratio) + ".." +
-                                     Number(kMaxBlockTokens));
+    return BadStream(i, "ratio",
+                     Number(stream.ratio) + " is not in " + Number(least_ratio) + ".." + Number(kMaxBlockTokens));
   }
-  if (!grouped && stream.ratio != 0) return BadStream(i, "ratio", Number(stream.ratio) + ": only a compressor has a ratio");
+  if (!grouped && stream.ratio != 0)
+    return BadStream(i, "ratio", Number(stream.ratio) + ": only a compressor has a ratio");
   if (stream.kind == StreamKind::kRows || stream.is_variable()) {
     if (stream.state_rows == 0) return absl::OkStatus();
     return BadStream(i, "state_rows", Number(stream.state_rows) + ": must be 0 here");
@@ -133,8 +136,8 @@ absl::Status CheckRows(size_t i, Stream& stream) {
     const uint32_t derived = IsOpen(stream.role) ? stream.ratio - 1 : stream.ratio;
     if (stream.state_rows == 0) stream.state_rows = derived;
     if (stream.state_rows == derived) return absl::OkStatus();
-    return BadStream(i, "state_rows", Number(stream.state_rows) + ": ratio " + Number(stream.ratio) + " makes it " +
-                                          Number(derived));
+    return BadStream(i, "state_rows",
+                     Number(stream.state_rows) + ": ratio " + Number(stream.ratio) + " makes it " + Number(derived));
   }
   if (stream.state_rows >= 1 && stream.state_rows <= kMaxStateRows) return absl::OkStatus();
   return BadStream(i, "state_rows", Number(stream.state_rows) + " is not in 1.." + Number(kMaxStateRows));
@@ -151,8 +154,8 @@ absl::Status CheckStreams(std::vector<Stream>& streams) {
     if (auto status = CheckRowBytes(i, stream); !status.ok()) return status;
     if (auto status = CheckRows(i, stream); !status.ok()) return status;
     if (!seen.emplace(stream.kind, stream.role, stream.layer, stream.is_draft()).second) {
-      return BadStream(i, "role", std::string(RoleName(stream.role)) + " of layer " + Number(stream.layer) +
-                                      " is declared twice");
+      return BadStream(i, "role",
+                       std::string(RoleName(stream.role)) + " of layer " + Number(stream.layer) + " is declared twice");
     }
   }
   return absl::OkStatus();
@@ -168,8 +171,8 @@ absl::Status CheckBlockTokens(LayoutDesc& desc) {
       any = true;
       common = std::lcm(common, uint64_t{stream.ratio});  // both are at most 768 here: no overflow
       if (common > kMaxBlockTokens) {
-        return base::InvalidArgument("block_tokens", "the least common multiple of the ratios is above " +
-                                                         Number(kMaxBlockTokens));
+        return base::InvalidArgument("block_tokens",
+                                     "the least common multiple of the ratios is above " + Number(kMaxBlockTokens));
       }
     }
     desc.block_tokens = any ? static_cast<uint32_t>(common) : kDefaultBlockTokens;
@@ -193,24 +196,25 @@ absl::Status CheckReplay(const Replay& replay) {
   }
   const bool none = replay.mode == ReplayMode::kNone;
   if (none ? replay.window != 0 : (replay.window < 1 || replay.window > kMaxReplayWindow)) {
-    return base::InvalidArgument("replay.window", Number(replay.window) + (none ? ": must be 0 without replay"
-                                                                                : " is not in 1.." +
-                                                                                      Number(kMaxReplayWindow)));
+    return base::InvalidArgument(
+        "replay.window",
+        Number(replay.window) + (none ? ": must be 0 without replay" : " is not in 1.." + Number(kMaxReplayWindow)));
   }
   if (none ? replay.layers != 0 : (replay.layers < 1 || replay.layers > kMaxLayer + 1)) {
-    return base::InvalidArgument("replay.layers", Number(replay.layers) + (none ? ": must be 0 without replay"
-                                                                                : " is not in 1.." +
-                                                                                      Number(kMaxLayer + 1)));
+    return base::InvalidArgument(
+        "replay.layers",
+        Number(replay.layers) + (none ? ": must be 0 without replay" : " is not in 1.." + Number(kMaxLayer + 1)));
   }
   return absl::OkStatus();
 }
 
 LayoutDigest DigestOf(std::string_view text) {
-  XXH128_canonical_t canonical;
-  XXH128_canonicalFromHash(&canonical, XXH3_128bits(text.data(), text.size()));
+  const base::Digest128 hash = base::RootDigest(std::as_bytes(std::span(text))).digest;
   LayoutDigest digest;
-  static_assert(sizeof(canonical.digest) == sizeof(digest));
-  std::copy(std::begin(canonical.digest), std::end(canonical.digest), digest.begin());
+  for (size_t i = 0; i < 8; ++i) {
+    digest[i] = static_cast<uint8_t>(hash.hi >> (56 - 8 * i));
+    digest[8 + i] = static_cast<uint8_t>(hash.lo >> (56 - 8 * i));
+  }
   return digest;
 }
 
@@ -335,9 +339,7 @@ uint64_t Layout::ExactReplayTokens() const {
   return uint64_t{replay().window - 1} * replay().layers;
 }
 
-uint64_t Layout::BoundedReplayTokens() const {
-  return replay().mode == ReplayMode::kBounded ? replay().window : 0;
-}
+uint64_t Layout::BoundedReplayTokens() const { return replay().mode == ReplayMode::kBounded ? replay().window : 0; }
 
 namespace {
 

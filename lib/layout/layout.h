@@ -32,19 +32,19 @@ enum class StreamKind : int32_t {
 
 // What a stream's rows are. The numbers are those of the C ABI.
 enum class Role : int32_t {
-  kCsaEntry = 1,  // rows
-  kIndexKey = 2,  // rows
-  kHcaEntry = 3,  // rows
-  kWindow = 10,         // state: the newest rows of a sliding window, in position order
-  kOverlap = 11,        // state: compressor carry, the last complete group's rows
-  kOpen = 12,           // state: rows of the compressor group that is not complete yet
-  kIndexOverlap = 13,   // state: as kOverlap, for the index keys' compressor
-  kIndexOpen = 14,      // state: as kOpen, for the index keys' compressor
-  kOpaque = 20,         // state: the engine's own bytes
-  kKey = 30,     // rows
-  kValue = 31,   // rows
-  kLatent = 32,  // rows: MLA's compressed KV with its RoPE part
-  kOther = 99,   // rows or state
+  kCsaEntry = 1,       // rows
+  kIndexKey = 2,       // rows
+  kHcaEntry = 3,       // rows
+  kWindow = 10,        // state: the newest rows of a sliding window, in position order
+  kOverlap = 11,       // state: compressor carry, the last complete group's rows
+  kOpen = 12,          // state: rows of the compressor group that is not complete yet
+  kIndexOverlap = 13,  // state: as kOverlap, for the index keys' compressor
+  kIndexOpen = 14,     // state: as kOpen, for the index keys' compressor
+  kOpaque = 20,        // state: the engine's own bytes
+  kKey = 30,           // rows
+  kValue = 31,         // rows
+  kLatent = 32,        // rows: MLA's compressed KV with its RoPE part
+  kOther = 99,         // rows or state
 };
 
 // How one row's numbers lie in its bytes. The numeric suffix is the row size in bytes, which is then fixed.
@@ -135,7 +135,8 @@ struct LayoutDesc {
   std::vector<Stream> streams;
 };
 
-// XXH3-128 in its canonical (big-endian) byte order.
+// The root digest (lib/base/hash.h, XXH3-128) of the canonical text, big-endian. For logs and quick comparison; equality
+// is that of the texts.
 using LayoutDigest = std::array<uint8_t, 16>;
 
 // An exact rational in lowest terms.

@@ -26,21 +26,30 @@ struct Named {
 
 constexpr Named<StreamKind> kKindNames[] = {{StreamKind::kRows, "rows"}, {StreamKind::kState, "state"}};
 
-constexpr Named<Role> kRoleNames[] = {
-    {Role::kCsaEntry, "csa_entry"}, {Role::kIndexKey, "index_key"},
-    {Role::kHcaEntry, "hca_entry"}, {Role::kWindow, "window"},
-    {Role::kOverlap, "overlap"},    {Role::kOpen, "open"},
-    {Role::kIndexOverlap, "index_overlap"}, {Role::kIndexOpen, "index_open"},
-    {Role::kOpaque, "opaque"},      {Role::kKey, "key"},
-    {Role::kValue, "value"},        {Role::kLatent, "latent"},
-    {Role::kOther, "other"}};
+constexpr Named<Role> kRoleNames[] = {{Role::kCsaEntry, "csa_entry"},
+                                      {Role::kIndexKey, "index_key"},
+                                      {Role::kHcaEntry, "hca_entry"},
+                                      {Role::kWindow, "window"},
+                                      {Role::kOverlap, "overlap"},
+                                      {Role::kOpen, "open"},
+                                      {Role::kIndexOverlap, "index_overlap"},
+                                      {Role::kIndexOpen, "index_open"},
+                                      {Role::kOpaque, "opaque"},
+                                      {Role::kKey, "key"},
+                                      {Role::kValue, "value"},
+                                      {Role::kLatent, "latent"},
+                                      {Role::kOther, "other"}};
 
-constexpr Named<Packing> kPackingNames[] = {
-    {Packing::kRaw, "raw"},   {Packing::kF32, "f32"},
-    {Packing::kBf16, "bf16"}, {Packing::kF16, "f16"},
-    {Packing::kFp8Row584, "fp8_row_584"}, {Packing::kFp8Row528, "fp8_row_528"},
-    {Packing::kFp4Row288, "fp4_row_288"}, {Packing::kFp8Key132, "fp8_key_132"},
-    {Packing::kFp4Key68, "fp4_key_68"},   {Packing::kFp8Row656, "fp8_row_656"}};
+constexpr Named<Packing> kPackingNames[] = {{Packing::kRaw, "raw"},
+                                            {Packing::kF32, "f32"},
+                                            {Packing::kBf16, "bf16"},
+                                            {Packing::kF16, "f16"},
+                                            {Packing::kFp8Row584, "fp8_row_584"},
+                                            {Packing::kFp8Row528, "fp8_row_528"},
+                                            {Packing::kFp4Row288, "fp4_row_288"},
+                                            {Packing::kFp8Key132, "fp8_key_132"},
+                                            {Packing::kFp4Key68, "fp4_key_68"},
+                                            {Packing::kFp8Row656, "fp8_row_656"}};
 
 constexpr Named<ReplayMode> kReplayNames[] = {
     {ReplayMode::kNone, "none"}, {ReplayMode::kFull, "full"}, {ReplayMode::kBounded, "bounded"}};
@@ -62,9 +71,7 @@ std::string_view NameOf(const Named<T> (&table)[n], T value) {
 constexpr std::string_view kTextName = "kvstrata-layout";
 constexpr uint32_t kTextVersion = 1;
 
-std::string Keyed(std::string_view key, uint32_t value) {
-  return " " + std::string(key) + " " + std::to_string(value);
-}
+std::string Keyed(std::string_view key, uint32_t value) { return " " + std::string(key) + " " + std::to_string(value); }
 
 absl::Status BadLine(size_t line, const std::string& problem) {
   return base::Corrupt("layout_text", "line " + std::to_string(line) + ": " + problem);
@@ -269,7 +276,8 @@ size_t FirstDifferentLine(std::string_view a, std::string_view b) {
 
 absl::StatusOr<Layout> Layout::FromText(std::string_view text) {
   if (text.size() > kMaxTextBytes) {
-    return base::Corrupt("layout_text", std::to_string(text.size()) + " bytes, the most is " + std::to_string(kMaxTextBytes));
+    return base::Corrupt("layout_text",
+                         std::to_string(text.size()) + " bytes, the most is " + std::to_string(kMaxTextBytes));
   }
   Reader reader(text);
   reader.NextLine();
@@ -277,9 +285,9 @@ absl::StatusOr<Layout> Layout::FromText(std::string_view text) {
   const uint32_t version = reader.Value();
   reader.EndLine();
   if (reader.ok() && version > kTextVersion) {
-    return base::MakeStatus(base::Code::kFormatTooNew, "layout_text",
-                            "line 1: version " + std::to_string(version) + ", this library knows " +
-                                std::to_string(kTextVersion));
+    return base::MakeStatus(
+        base::Code::kFormatTooNew, "layout_text",
+        "line 1: version " + std::to_string(version) + ", this library knows " + std::to_string(kTextVersion));
   }
   LayoutDesc desc;
   ReadHead(reader, desc);

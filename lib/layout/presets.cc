@@ -62,8 +62,8 @@ absl::StatusOr<uint32_t> RowBytes(std::string_view field, Packing packing, uint3
 
 absl::Status CheckRange(std::string_view field, uint64_t value, uint64_t least, uint64_t most) {
   if (value >= least && value <= most) return absl::OkStatus();
-  return base::InvalidArgument(field, std::to_string(value) + " is not in " + std::to_string(least) + ".." +
-                                          std::to_string(most));
+  return base::InvalidArgument(
+      field, std::to_string(value) + " is not in " + std::to_string(least) + ".." + std::to_string(most));
 }
 
 // Rows must be rows and keys be keys: two formats of equal size never mix.
@@ -182,8 +182,8 @@ absl::StatusOr<Layout> V32Preset(const PresetOptions& options) {
   return LatentIndexLayout(latent);
 }
 
-constexpr std::array<std::string_view, 4> kPresetNames = {"deepseek-v4-flash", "deepseek-v4-pro",
-                                                          "deepseek-v4.1-flash", "deepseek-v3.2"};
+constexpr std::array<std::string_view, 4> kPresetNames = {"deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash",
+                                                          "deepseek-v3.2"};
 
 // Checks an element packing against its size; raw elements have any size of 1, 2, 4 or 8 bytes.
 absl::Status CheckElement(Packing packing, uint32_t bytes) {
@@ -196,8 +196,8 @@ absl::Status CheckElement(Packing packing, uint32_t bytes) {
   }
   const uint32_t wanted = two ? 2 : packing == Packing::kF32 ? 4 : bytes;
   if (bytes == wanted) return absl::OkStatus();
-  return base::InvalidArgument("bytes_per_element", std::to_string(bytes) + " does not fit packing " +
-                                                        std::string(PackingName(packing)));
+  return base::InvalidArgument("bytes_per_element",
+                               std::to_string(bytes) + " does not fit packing " + std::string(PackingName(packing)));
 }
 
 }  // namespace
@@ -209,7 +209,8 @@ absl::StatusOr<Layout> Preset(std::string_view name, const PresetOptions& option
   if (name == kPresetNames[1]) return V4Preset(61, 128, options);
   if (name == kPresetNames[2]) return V41Preset(options);
   if (name == kPresetNames[3]) return V32Preset(options);
-  return base::MakeStatus(base::Code::kUnsupported, "preset", "\"" + std::string(name.substr(0, 64)) + "\" is not known");
+  return base::MakeStatus(base::Code::kUnsupported, "preset",
+                          "\"" + std::string(name.substr(0, 64)) + "\" is not known");
 }
 
 absl::StatusOr<Layout> HybridLayout(const HybridOptions& options) {

@@ -18,7 +18,7 @@ struct PresetOptions {
   // rows; kBf16, kF32, kFp8Key132 or kFp4Key68 for keys. Windows follow the rows.
   Packing row_packing = Packing::kRaw;
   Packing index_packing = Packing::kRaw;
-  uint32_t block_tokens = 0;  // 0: kDefaultBlockTokens, which is V4's lcm
+  uint32_t block_tokens = 0;   // 0: kDefaultBlockTokens, which is V4's lcm
   bool include_draft = false;  // the drafter's streams, flagged draft and optional
 };
 
@@ -31,15 +31,15 @@ absl::StatusOr<Layout> Preset(std::string_view name, const PresetOptions& option
 // with index keys), at or above it HCA. The carry is fp32 always: u and z of one token in one row, for an overlap row
 // the P half (2 * width), for an open CSA row both halves (2 * 2 * width), for an open HCA row 2 * width.
 struct HybridOptions {
-  std::span<const uint32_t> ratios;        // one per backbone layer
-  std::span<const uint32_t> draft_ratios;  // one per draft layer, each 0; used when include_draft
-  uint32_t width = 512;                    // c
-  uint32_t index_width = 128;              // cI
-  uint32_t window = 128;                   // W
-  uint32_t hca_from = 16;  // smallest ratio that is HCA: V4 knows 4 and 128, test models 4 and 16
-  Packing row_packing = Packing::kFp8Row584;    // or kBf16, kF32
-  Packing index_packing = Packing::kFp4Key68;   // or kFp8Key132, kBf16, kF32
-  uint32_t block_tokens = 0;                    // 0: lcm of the ratios
+  std::span<const uint32_t> ratios;            // one per backbone layer
+  std::span<const uint32_t> draft_ratios;      // one per draft layer, each 0; used when include_draft
+  uint32_t width = 512;                        // c
+  uint32_t index_width = 128;                  // cI
+  uint32_t window = 128;                       // W
+  uint32_t hca_from = 16;                      // smallest ratio that is HCA: V4 knows 4 and 128, test models 4 and 16
+  Packing row_packing = Packing::kFp8Row584;   // or kBf16, kF32
+  Packing index_packing = Packing::kFp4Key68;  // or kFp8Key132, kBf16, kF32
+  uint32_t block_tokens = 0;                   // 0: lcm of the ratios
   bool include_draft = false;
 };
 absl::StatusOr<Layout> HybridLayout(const HybridOptions& options);
@@ -47,9 +47,10 @@ absl::StatusOr<Layout> HybridLayout(const HybridOptions& options);
 // A V4.1-style model: window rows in every layer, and entries with index keys only in the source layers, whose rows the
 // layers after them share. A source of ratio r > 1 has an open group (no overlap); the replay is bounded.
 struct SharedSourceOptions {
-  std::span<const uint32_t> ratios;   // one per backbone layer; 0 window only
-  std::span<const uint32_t> sources;  // layers with ratio >= 1, ascending; each compressed layer needs one at or below it
-  uint32_t draft_layers = 0;          // used when include_draft
+  std::span<const uint32_t> ratios;  // one per backbone layer; 0 window only
+  std::span<const uint32_t>
+      sources;                // layers with ratio >= 1, ascending; each compressed layer needs one at or below it
+  uint32_t draft_layers = 0;  // used when include_draft
   uint32_t width = 512;
   uint32_t index_width = 128;
   uint32_t window = 128;
