@@ -3,8 +3,8 @@
 
 usage: headers.py ROOT --c COMPILER... --cxx COMPILER...
 
-A C header: C99, C11, C17 and C++17, pedantic, and no padding in any struct. A C++ header: C++17 and C++20, also
-without exceptions and without run-time type information.
+A C header: C99, C11, C17 and C++17, pedantic, and no padding in any struct. A C++ header: C++17; the umbrella, which
+has them all, also C++20, and C++17 without exceptions and run-time type information.
 """
 
 import argparse
@@ -18,7 +18,9 @@ import source_tree
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Wconversion", "-pedantic-errors", "-Werror", "-fsyntax-only"]
 C_WAYS = (["-std=c99", "-Wpadded", "-Wstrict-prototypes"], ["-std=c11"], ["-std=c17"])
 CXX_WAYS_OF_C = (["-std=c++17"],)
-CXX_WAYS = (["-std=c++17"], ["-std=c++20"], ["-std=c++17", "-fno-exceptions", "-fno-rtti"])
+CXX_WAYS = (["-std=c++17"],)
+UMBRELLA = "include/kvstrata/kvstrata.hpp"
+UMBRELLA_WAYS = (["-std=c++20"], ["-std=c++17", "-fno-exceptions", "-fno-rtti"])
 
 
 def compile_alone(root, header, compiler, language, flags):
@@ -46,7 +48,8 @@ def main():
             work += [(header, compiler, "c", way) for compiler in arguments.c for way in C_WAYS]
             work += [(header, compiler, "c++", way) for compiler in arguments.cxx for way in CXX_WAYS_OF_C]
         elif header.endswith(".hpp"):
-            work += [(header, compiler, "c++", way) for compiler in arguments.cxx for way in CXX_WAYS]
+            ways = CXX_WAYS + (UMBRELLA_WAYS if header == UMBRELLA else ())
+            work += [(header, compiler, "c++", way) for compiler in arguments.cxx for way in ways]
         else:
             return source_tree.report([f"{header}: neither .h nor .hpp"], "headers")
     problems = [] if work else ["no public header found"]
