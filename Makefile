@@ -15,8 +15,7 @@ test:
 bench:
 	cmake/install-packages.sh build bench
 	cmake --preset bench
-	cmake --build --preset bench --target kvstrata_benchmarks
-	benchmarks/run.sh build/bench
+	cmake --build --preset bench --target kvstrata_run_benchmarks
 
 clean:
 	rm -rf build

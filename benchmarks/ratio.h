@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// How speed is told: the ratio of two times, measured in one run on one machine, alternating, so that a clock that
+// drifts drifts for both. Prints one line per ratio, for people and machines:
+//
+//   ratio NAME VALUE goal GOAL spread LOW..HIGH pairs N
+//
+// VALUE is the median of the pairs' ratios, LOW and HIGH are their quartiles.
+//
+// Thread rule: one thread.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+namespace kvstrata::benchmarks {
+
+// An odd number of pairs has a median of its own; 11 is the least that the project accepts.
+inline constexpr int kPairs = 21;
+
+template <typename Function>
+double SecondsOf(Function&& function) {
+  const auto begin = std::chrono::steady_clock::now();
+  function();
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// `measured` and `reference` do comparable work and each check their own result. `goal` as ">=0.85" or "<=2.0".
+template <typename Measured, typename Reference>
+void PrintRatio(const char* name, const char* goal, Measured&& measured, Reference&& reference) {
+  measured();
+  reference();
+  std::vector<double> ratios;
+  for (int pair = 0; pair < kPairs; ++pair) {
+    // The order changes from pair to pair: whoever comes second finds warmer caches.
+    double first = 0;
+    double second = 0;
+    if (pair % 2 == 0) {
+      first = SecondsOf(measured);
+      second = SecondsOf(reference);
+    } else {
+      second = SecondsOf(reference);
+      first = SecondsOf(measured);
+    }
+    ratios.push_back(first / second);
+  }
+  std::sort(ratios.begin(), ratios.end());
+  std::printf("ratio %s %.3f goal %s spread %.3f..%.3f pairs %d\n", name, ratios[kPairs / 2], goal, ratios[kPairs / 4],
+              ratios[kPairs - 1 - kPairs / 4], kPairs);
+  std::fflush(stdout);
+}
+
+}  // namespace kvstrata::benchmarks
