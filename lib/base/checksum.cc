@@ -14,9 +14,7 @@ namespace {
 uint64_t SeedOf(uint64_t sequence) { return sequence * kSequenceMultiplier; }
 
 XXH3_state_t* State(std::byte* bytes) { return std::launder(reinterpret_cast<XXH3_state_t*>(bytes)); }
-const XXH3_state_t* State(const std::byte* bytes) {
-  return std::launder(reinterpret_cast<const XXH3_state_t*>(bytes));
-}
+const XXH3_state_t* State(const std::byte* bytes) { return std::launder(reinterpret_cast<const XXH3_state_t*>(bytes)); }
 
 }  // namespace
 

@@ -35,7 +35,8 @@ TEST_CASE("a wait ends at its deadline and holds the mutex again") {
 }
 
 TEST_CASE("a patience beyond all time is a far deadline, not one in the past") {
-  CHECK(base::DeadlineAfter(std::chrono::nanoseconds::max()) > std::chrono::steady_clock::now() + std::chrono::hours(1));
+  CHECK(base::DeadlineAfter(std::chrono::nanoseconds::max()) >
+        std::chrono::steady_clock::now() + std::chrono::hours(1));
   const auto at_once = base::DeadlineAfter(std::chrono::nanoseconds(0));
   CHECK(at_once <= std::chrono::steady_clock::now());
 }
