@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/storage/memory.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <new>
 #include <string>
@@ -20,31 +18,17 @@ constexpr uint64_t kOverheadBytes = 256;
 // Requests complete inside Submit, so nothing queues; the bound only keeps a batch from being absurd.
 constexpr uint64_t kMaxRequests = 1u << 20;
 
-absl::Status Forked() {
-  return base::MakeStatus(base::Code::kForked, "storage", "was opened by the parent process; open it again here");
-}
-
 }  // namespace
 
-MemoryStorage::MemoryStorage(const MemoryOptions& options) : options_(options), owner_(getpid()) {}
-
-absl::Status MemoryStorage::CheckOpen() const {
-  if (closed_) return base::MakeStatus(base::Code::kInvalidState, "storage", "is closed");
-  return absl::OkStatus();
-}
+MemoryStorage::MemoryStorage(const MemoryOptions& options) : options_(options), gate_(kMaxRequests) {}
 
 absl::Status MemoryStorage::Submit(std::span<const Request> requests) {
-  if (getpid() != owner_) return Forked();
   if (absl::Status status = CheckBatch(requests, capabilities()); !status.ok()) return status;
-  {
-    base::MutexLock lock(mutex_);
-    if (absl::Status status = CheckOpen(); !status.ok()) return status;
-    in_flight_ += requests.size();
-  }
+  if (absl::Status status = gate_.EnterRequests(requests.size()); !status.ok()) return status;
   for (const Request& request : requests) {
     const Put* put = std::get_if<Put>(&request.operation);
     request.completion.Run(put != nullptr ? DoPut(*put) : DoGet(std::get<Get>(request.operation)));
-    RequestDone();
+    gate_.LeaveRequest();
   }
   return absl::OkStatus();
 }
@@ -88,8 +72,9 @@ Result MemoryStorage::DoGet(const Get& get) {
 
 absl::Status MemoryStorage::Reserve(uint64_t bytes) {
   if (bytes > options_.capacity_bytes) {
-    return base::MakeStatus(base::Code::kTooLarge, "put",
-                            std::to_string(bytes) + " bytes, the capacity is " + std::to_string(options_.capacity_bytes));
+    return base::MakeStatus(
+        base::Code::kTooLarge, "put",
+        std::to_string(bytes) + " bytes, the capacity is " + std::to_string(options_.capacity_bytes));
   }
   base::MutexLock lock(mutex_);
   if (bytes > options_.capacity_bytes - used_bytes_) {
@@ -106,26 +91,21 @@ void MemoryStorage::Release(uint64_t bytes) {
   used_bytes_ -= bytes;
 }
 
-void MemoryStorage::RequestDone() {
-  base::MutexLock lock(mutex_);
-  if (--in_flight_ == 0) idle_.NotifyAll();
-}
-
 absl::StatusOr<std::optional<uint64_t>> MemoryStorage::Stat(const Key& key) {
-  if (getpid() != owner_) return Forked();
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
   base::MutexLock lock(mutex_);
-  if (absl::Status status = CheckOpen(); !status.ok()) return status;
   const auto found = records_.find(key);
   if (found == records_.end()) return std::optional<uint64_t>();
   return std::optional<uint64_t>(found->second->payload.size());
 }
 
 absl::Status MemoryStorage::Remove(const Key& key) {
-  if (getpid() != owner_) return Forked();
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
   // Freed after the lock is let go: releasing a large payload takes a while.
   std::shared_ptr<const Record> old;
   base::MutexLock lock(mutex_);
-  if (absl::Status status = CheckOpen(); !status.ok()) return status;
   const auto found = records_.find(key);
   if (found == records_.end()) return absl::OkStatus();
   old = std::move(found->second);
@@ -135,20 +115,19 @@ absl::Status MemoryStorage::Remove(const Key& key) {
 }
 
 absl::Status MemoryStorage::Sync() {
-  if (getpid() != owner_) return Forked();
-  base::MutexLock lock(mutex_);
-  return CheckOpen();
+  const GatePass pass(gate_);
+  return pass.status();
 }
 
 absl::Status MemoryStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {
-  if (getpid() != owner_) return Forked();
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
   const absl::StatusOr<Position> position = PositionOf(cursor);
   if (!position.ok()) return position.status();
   if (limit == 0) return base::InvalidArgument("limit", "is 0");
   ListPage result;
   result.next = cursor;
   base::MutexLock lock(mutex_);
-  if (absl::Status status = CheckOpen(); !status.ok()) return status;
   auto at = position->after.has_value() ? records_.upper_bound(*position->after) : records_.begin();
   for (; at != records_.end() && result.entries.size() < limit; ++at) {
     const Record& record = *at->second;
@@ -174,22 +153,11 @@ uint64_t MemoryStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes)
 }
 
 uint64_t MemoryStorage::UsedBytes() const {
-  if (getpid() != owner_) return 0;
+  if (gate_.InForkedChild()) return 0;
   base::MutexLock lock(mutex_);
   return used_bytes_;
 }
 
-absl::Status MemoryStorage::Close(std::chrono::nanoseconds patience) {
-  if (getpid() != owner_) return Forked();
-  const auto deadline = base::DeadlineAfter(patience);
-  base::MutexLock lock(mutex_);
-  closed_ = true;
-  while (in_flight_ != 0) {
-    if (!idle_.WaitUntil(mutex_, deadline) && in_flight_ != 0) {
-      return base::MakeStatus(base::Code::kTimeout, "patience", std::to_string(in_flight_) + " requests still run");
-    }
-  }
-  return absl::OkStatus();
-}
+absl::Status MemoryStorage::Close(std::chrono::nanoseconds patience) { return gate_.Close(patience); }
 
 }  // namespace kvstrata::core::storage

@@ -9,13 +9,12 @@
 //   I2. A record is never changed after it was published; readers hold it by reference count, outside the lock.
 #pragma once
 
-#include <sys/types.h>
-
 #include <map>
 #include <memory>
 #include <vector>
 
 #include "lib/base/mutex.h"
+#include "lib/storage/gate.h"
 #include "lib/storage/storage.h"
 
 namespace kvstrata::core::storage {
@@ -47,22 +46,17 @@ class MemoryStorage final : public Storage {
     std::vector<std::byte> meta;
   };
 
-  absl::Status CheckOpen() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   Result DoPut(const Put& put);
   Result DoGet(const Get& get);
   absl::Status Reserve(uint64_t bytes);
   void Release(uint64_t bytes);
-  void RequestDone();
 
   const MemoryOptions options_;
-  const pid_t owner_;
+  Gate gate_;
   mutable base::Mutex mutex_;
-  base::CondVar idle_;
   // Ordered, so that a cursor is simply the last key returned.
   std::map<Key, std::shared_ptr<const Record>> records_ ABSL_GUARDED_BY(mutex_);
   uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
-  bool closed_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace kvstrata::core::storage

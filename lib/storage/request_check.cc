@@ -15,7 +15,8 @@ constexpr size_t kHasKeyAt = 4;
 constexpr size_t kKeyAt = 8;
 
 absl::Status CheckPut(const Put& put, const Capabilities& capabilities) {
-  if (capabilities.read_only) return base::MakeStatus(base::Code::kReadOnly, "put", "the store is open for reading only");
+  if (capabilities.read_only)
+    return base::MakeStatus(base::Code::kReadOnly, "put", "the store is open for reading only");
   if (put.meta.size() > kMaxMetaBytes) {
     return base::MakeStatus(base::Code::kTooLarge, "meta",
                             std::to_string(put.meta.size()) + " bytes, at most " + std::to_string(kMaxMetaBytes));
@@ -48,9 +49,9 @@ std::optional<uint64_t> PayloadBytes(const Put& put) {
 
 absl::Status CheckBatch(std::span<const Request> requests, const Capabilities& capabilities) {
   if (requests.size() > capabilities.max_requests) {
-    return base::MakeStatus(base::Code::kTooLarge, "requests",
-                            std::to_string(requests.size()) + " in one batch, at most " +
-                                std::to_string(capabilities.max_requests));
+    return base::MakeStatus(
+        base::Code::kTooLarge, "requests",
+        std::to_string(requests.size()) + " in one batch, at most " + std::to_string(capabilities.max_requests));
   }
   for (const Request& request : requests) {
     if (request.completion.function == nullptr) return base::InvalidArgument("completion", "is missing");
@@ -64,8 +65,8 @@ absl::Status CheckBatch(std::span<const Request> requests, const Capabilities& c
 
 absl::Status CheckRange(uint64_t offset, uint64_t size, uint64_t payload_bytes) {
   if (offset <= payload_bytes && size <= payload_bytes - offset) return absl::OkStatus();
-  return base::InvalidArgument("offset", "range of " + std::to_string(size) + " bytes at " + std::to_string(offset) +
-                                             " is outside the payload of " + std::to_string(payload_bytes) + " bytes");
+  return base::Corrupt("offset", "range of " + std::to_string(size) + " bytes at " + std::to_string(offset) +
+                                     " is outside the payload of " + std::to_string(payload_bytes) + " bytes");
 }
 
 Cursor CursorAt(uint32_t group) {

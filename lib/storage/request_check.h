@@ -17,7 +17,7 @@ std::optional<uint64_t> PayloadBytes(const Put& put);
 // limit, a get whose range does not fit in 64 bits, a put to a read-only store.
 absl::Status CheckBatch(std::span<const Request> requests, const Capabilities& capabilities);
 
-// kInvalidArgument when [offset, offset + size) does not lie within the payload.
+// kCorrupt when [offset, offset + size) does not lie within the payload.
 absl::Status CheckRange(uint64_t offset, uint64_t size, uint64_t payload_bytes);
 
 // A cursor that goes on after `key` within `group` (a shard, or 0).

@@ -2,9 +2,9 @@
 // The storage interface: keyed records, put whole and read in ranges, asynchronous. Every backend (memory, file, an
 // engine's own through the C vtable) is used by the engine through this and nothing else.
 //
-// Thread rule: all member functions may be called on any thread at once, Close and the destructor excepted: no other
-// call may be running in the destructor. In a forked child of the process that opened a backend every call returns
-// kForked, and the destructor does nothing to the store.
+// Thread rule: all member functions may be called on any thread at once, the destructor excepted. In a forked child of
+// the process that opened a backend every call that can fail returns kForked, and the destructor does nothing to the
+// store.
 //
 // Invariants:
 //   I1. Each request of an accepted Submit completes exactly once; none of a refused one does.
@@ -73,8 +73,9 @@ struct Put {
 
 struct Get {
   Key key;
-  // [offset, offset + destination.size()) must lie within the payload, else kInvalidArgument. On failure the contents
-  // of the destination are unspecified; nothing outside it is ever written.
+  // [offset, offset + destination.size()) must lie within the payload, else kCorrupt: the record is not the one that
+  // the caller's index describes. On failure the contents of the destination are unspecified; nothing outside it is
+  // ever written.
   uint64_t offset = 0;
   base::MutableBytes destination;
 };
@@ -153,15 +154,16 @@ class Storage {
 
   virtual Capabilities capabilities() const = 0;
 
-  // What a record of these sizes takes from a byte budget: payload, meta, header and rounding. UINT64_MAX when that does
-  // not fit in 64 bits.
+  // What a record of these sizes takes from a byte budget: payload, meta, header and rounding. UINT64_MAX when that
+  // does not fit in 64 bits.
   virtual uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const = 0;
 
   // What all records take now, puts in progress and the store's own fixed parts included.
   virtual uint64_t UsedBytes() const = 0;
 
-  // Refuses new requests from now on and waits until the accepted ones have completed; kTimeout when they have not
-  // after `patience`: they still complete later, and Close may be called again. Closing twice is OK.
+  // Refuses new calls from now on and waits until the accepted requests have completed and other calls have returned;
+  // kTimeout when they have not after `patience`: they still complete later, and Close may be called again. Closing
+  // twice is OK. Does not make anything durable: call Sync before.
   virtual absl::Status Close(std::chrono::nanoseconds patience) = 0;
 };
 
