@@ -1,7 +1,6 @@
 # How a layer, and a test of a layer, is built. One function each, so that every target gets the same flags.
 
 add_library(kvstrata_flags INTERFACE)
-target_compile_features(kvstrata_flags INTERFACE cxx_std_20)
 # No contraction of a*b+c: a compiler that fuses where it likes would give other bits than the one beside it, and
 # the library promises equal bits.
 target_compile_options(kvstrata_flags INTERFACE -Wall -Wextra -Wshadow -Wconversion -Wno-sign-conversion
