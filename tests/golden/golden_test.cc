@@ -423,7 +423,10 @@ TEST_CASE("a prompt cut into calls gives the golden outputs and state") {
   }
   for (const std::string& name : kSampledFiles) {
     ForEachLayer(name, [&](uint64_t index, const Layer& layer) {
-      for (const std::vector<uint64_t>& sizes : Cuts(layer.tokens())) CheckCuts(File(name), index, layer, sizes);
+      for (const std::vector<uint64_t>& sizes : Cuts(layer.tokens())) {
+        // Thousands of calls of one token are seconds under a sanitizer and say nothing that the short files do not.
+        if (sizes.size() <= 2000) CheckCuts(File(name), index, layer, sizes);
+      }
     });
   }
 }
@@ -443,8 +446,11 @@ TEST_CASE("saved state continues as if never interrupted") {
                                                                {"a_long.kvg", {2050}}};
   for (const auto& [name, positions] : starts) {
     ForEachLayer(name, [&, &name = name, &positions = positions](uint64_t index, const Layer& layer) {
+      LayerState state = layer.NewState();
+      LayerOutput output = layer.NewOutput();
       for (const uint64_t start : positions) {
-        CheckContinuation(File(name), index, layer, SavedAndLoaded(layer, RunCold(layer, start)), layer.tokens());
+        layer.Step(state, start - state.position, output);
+        CheckContinuation(File(name), index, layer, SavedAndLoaded(layer, state), layer.tokens());
       }
     });
   }

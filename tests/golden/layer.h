@@ -37,8 +37,8 @@ struct LayerState {
   CompressorState main, index;
 };
 
-// What the layer computed, row t for position t, under the names of the vectors. Rows that were not run stay NaN. A row of
-// `scores` has room for the entries of the longest run, a row of `top_k` has config.top_k places.
+// What the layer computed, row t for position t, under the names of the vectors. Rows that were not run stay NaN.
+// A row of `scores` has room for the entries of the longest run, a row of `top_k` has config.top_k places.
 struct LayerOutput {
   std::vector<float> q_latent, q, kv, scores, attention, attention_unrotated, o_a, output;
   std::vector<int32_t> top_k;
