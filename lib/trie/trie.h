@@ -192,7 +192,7 @@ class Trie {
 
   uint64_t block_count() const { return live_count_; }     // live blocks
   uint64_t bytes() const { return live_bytes_; }           // payload bytes of live blocks
-  uint64_t LeasedBytes() const { return leased_bytes_; }   // payload bytes of pinned blocks, ancestors and dead included
+  uint64_t LeasedBytes() const { return leased_bytes_; }   // of pinned blocks, ancestors and dead ones included
   uint64_t dead_bytes() const { return dead_bytes_; }      // payload bytes of dead blocks
   uint64_t dead_count() const { return dead_count_; }
   uint64_t MemoryBytes() const;                            // what the trie itself takes, this object included

@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the trie takes from the allocator, measured at the allocator: operator new counts usable bytes and what malloc
-// puts in front of them.
-#include <malloc.h>
-
+// What the trie takes from the allocator, measured at the allocator: operator new counts what malloc sets aside.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -15,36 +12,46 @@
 
 namespace {
 
-constexpr uint64_t kMallocHeader = 8;
 uint64_t g_held = 0;
 uint64_t g_peak = 0;
 int64_t g_until_failure = -1;  // nothrow allocations until one fails; < 0: none does
 
-void* Count(void* memory) {
+// A 64-bit malloc puts an 8-byte header before each piece and hands out pieces of at least 32, in steps of 16 bytes.
+uint64_t Footprint(size_t size) { return std::max<uint64_t>(32, (size + 8 + 15) / 16 * 16); }
+
+// The size stands before the memory; 16 bytes keep malloc's alignment.
+constexpr size_t kPrefix = 16;
+
+void* Allocate(size_t size) noexcept {
+  auto* memory = static_cast<unsigned char*>(std::malloc(size + kPrefix));
   if (memory == nullptr) return nullptr;
-  g_held += malloc_usable_size(memory) + kMallocHeader;
+  *reinterpret_cast<size_t*>(memory) = size;
+  g_held += Footprint(size);
   g_peak = std::max(g_peak, g_held);
-  return memory;
+  return memory + kPrefix;
 }
 
-void Uncount(void* memory) noexcept {
-  if (memory != nullptr) g_held -= malloc_usable_size(memory) + kMallocHeader;
-  std::free(memory);
+void Deallocate(void* memory) noexcept {
+  if (memory == nullptr) return;
+  auto* start = static_cast<unsigned char*>(memory) - kPrefix;
+  g_held -= Footprint(*reinterpret_cast<size_t*>(start));
+  std::free(start);
 }
 
 }  // namespace
 
 void* operator new(size_t size) {
-  void* memory = Count(std::malloc(size == 0 ? 1 : size));
+  void* memory = Allocate(size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
 void* operator new(size_t size, const std::nothrow_t&) noexcept {
   if (g_until_failure >= 0 && g_until_failure-- == 0) return nullptr;
-  return Count(std::malloc(size == 0 ? 1 : size));
+  return Allocate(size);
 }
-void operator delete(void* memory) noexcept { Uncount(memory); }
-void operator delete(void* memory, size_t) noexcept { Uncount(memory); }
+void operator delete(void* memory) noexcept { Deallocate(memory); }
+void operator delete(void* memory, size_t) noexcept { Deallocate(memory); }
+void operator delete(void* memory, const std::nothrow_t&) noexcept { Deallocate(memory); }
 
 namespace {
 

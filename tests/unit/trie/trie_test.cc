@@ -173,14 +173,18 @@ TEST_CASE("a full index says so and goes on after an eviction") {
   options.max_blocks = 1000;
   Trie trie(TestRoot(), options);
   uint64_t refused = 0;
+  const auto insert = [&](int32_t i) {
+    const auto at = static_cast<uint64_t>(i);
+    return trie.Insert(trie.root(), ChildKey(TestRoot(), i), at, 1, at);
+  };
   for (int32_t i = 0; i < 5000; ++i) {
-    auto added = trie.Insert(trie.root(), ChildKey(TestRoot(), i), static_cast<uint64_t>(i), 1, static_cast<uint64_t>(i));
+    auto added = insert(i);
     if (!added.ok()) {
       ++refused;
       REQUIRE(CodeOf(added.status()) == Code::kNoSpace);
       REQUIRE(FieldOf(added.status()) == "max_blocks");
       REQUIRE(trie.Remove(*trie.ColdestLeaf()).ok());
-      added = trie.Insert(trie.root(), ChildKey(TestRoot(), i), static_cast<uint64_t>(i), 1, static_cast<uint64_t>(i));
+      added = insert(i);
     }
     REQUIRE(added.ok());
   }
