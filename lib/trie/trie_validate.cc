@@ -16,6 +16,7 @@ absl::Status Broken(std::string_view invariant, uint64_t node) {
 }  // namespace
 
 absl::Status Trie::Validate() const {
+  if (node_count_ == 0) return absl::OkStatus();  // not even memory for the root yet
   for (uint64_t i = 0; i < node_count_; ++i) {
     if (nodes_[i].state == kFree) continue;
     if (absl::Status status = ValidateNode(static_cast<uint32_t>(i)); !status.ok()) return status;
@@ -78,6 +79,7 @@ absl::Status Trie::ValidateTotals() const {
   for (uint64_t i = 0; i < node_count_; ++i) {
     if (nodes_[i].state != kFree && nodes_[i].pins != pins[i]) return Broken("I5", i);
   }
+  if (bucket_count_ < bucket_base_ || bucket_count_ >= 2 * bucket_base_) return Broken("I2 buckets", bucket_count_);
   uint64_t hashed = 0;
   for (uint64_t bucket = 0; bucket < bucket_count_; ++bucket) {
     for (uint32_t i = buckets_[bucket]; i != kNone; i = nodes_[i].hash_next) ++hashed;

@@ -54,7 +54,8 @@ class Driver {
   explicit Driver(uint64_t seed) : random_(seed) {}
 
   void Step() {
-    ++tick_;
+    ++step_;
+    if (random_.Below(3) == 0) ++tick_;  // several uses share a tick
     if (random_.Below(40) == 0) ++now_;
     const bool crowded = model_.live.size() > kBlocksMax;
     switch (random_.Below(16)) {
@@ -72,7 +73,7 @@ class Driver {
       case 15: Refuse(); break;
     }
     CompareTotals();
-    if (tick_ % kFullCheckEvery == 0) CompareAll();
+    if (step_ % kFullCheckEvery == 0) CompareAll();
   }
 
   void Finish() {
@@ -167,24 +168,30 @@ class Driver {
     return expected;
   }
 
-  // All snapshots on a path up to a random limit whose tail is 0 or 1, as a search with tails and one without sees them.
+  // The snapshots on a path up to a random limit, as a search without tails sees them, and one with a tail that depends
+  // on the position.
   void CompareSnapshots(const std::vector<Block>& path) {
     const uint64_t limit = random_.Below((path.size() + 1) * kBlockTokens + 1);
-    const uint64_t tail = random_.Below(2);
+    const uint64_t odd = random_.Below(2);
+    const auto tail_at = [&](uint64_t position) { return (position + odd) % 2; };
     std::vector<Snapshot> all, fitting;
     for (const Block& block : path) {
       for (const Snapshot& snapshot : block->snapshots) {
         if (snapshot->position > limit) continue;
         all.push_back(snapshot);
-        if (snapshot->position % kBlockTokens == 0 || snapshot->tail == tail) fitting.push_back(snapshot);
+        if (snapshot->position % kBlockTokens == 0 || snapshot->tail == tail_at(snapshot->position)) {
+          fitting.push_back(snapshot);
+        }
       }
     }
     const NodeRef deepest = RefOf(path);
     CompareFound(index_.FindOnPath(deepest, limit), all);
-    CompareFound(index_.FindOnPath(deepest, limit, 3, [&](NodeRef, uint64_t) { return Digest128{tail, 0}; }), fitting, 3);
+    const auto tail_of = [&](NodeRef, uint64_t position) { return Digest128{tail_at(position), 0}; };
+    CompareFound(index_.FindOnPath(deepest, limit, 3, tail_of), fitting, 3);
   }
 
-  void CompareFound(const std::vector<SnapshotInfo>& found, std::vector<Snapshot> expected, size_t max_count = SIZE_MAX) {
+  void CompareFound(const std::vector<SnapshotInfo>& found, std::vector<Snapshot> expected,
+                    size_t max_count = SIZE_MAX) {
     std::sort(expected.begin(), expected.end(), [](const Snapshot& a, const Snapshot& b) {
       return std::pair(a->position, a->sequence) > std::pair(b->position, b->sequence);
     });
@@ -474,7 +481,8 @@ class Driver {
   SnapshotIndex index_{&trie_, kBlockTokens};
   TrieModel model_;
   std::vector<NodeRef> gone_;
-  uint64_t tick_ = 0;
+  uint64_t step_ = 0;
+  uint64_t tick_ = 1;
   uint64_t sequence_ = 0;
   uint32_t now_ = 1;
 };
