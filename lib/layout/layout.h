@@ -135,8 +135,8 @@ struct LayoutDesc {
   std::vector<Stream> streams;
 };
 
-// The root digest (lib/base/hash.h, XXH3-128) of the canonical text, big-endian. For logs and quick comparison; equality
-// is that of the texts.
+// The root digest (lib/base/hash.h, XXH3-128) of the canonical text, big-endian. For logs and quick comparison;
+// equality is that of the texts.
 using LayoutDigest = std::array<uint8_t, 16>;
 
 // An exact rational in lowest terms.
