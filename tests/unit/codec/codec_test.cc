@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/codec/codec.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -40,7 +42,7 @@ RowPacker Toy() { return {PackToy, UnpackToy, nullptr, 16, 4}; }
 struct Buffers {
   explicit Buffers(std::vector<float> values)
       : source(4 * values.size()), packed(values.size()), scratch(4 * values.size()) {
-    std::memcpy(source.data(), values.data(), source.size());
+    std::ranges::copy(std::as_bytes(std::span(values)), source.begin());
   }
   std::vector<std::byte> source, packed, scratch;
 };
