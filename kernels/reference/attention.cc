@@ -87,13 +87,12 @@ void AttendHead(const kvstrata_attention_args& a, const KeyList& keys, const flo
                 float* logits, float* output) {
   const bool round = Rounds(a.profile);
   const float largest = Logits(a, keys, query, sink, logits);
+  const uint64_t count = keys.size();
+  for (uint64_t i = 0; i < count; ++i) logits[i] = ExpNonPositive(logits[i] - largest);
   float total = 0;
-  for (uint64_t i = 0; i < keys.size(); ++i) {
-    const float probability = ExpNonPositive(logits[i] - largest);
-    total += probability;
-    logits[i] = round ? RoundBf16(probability) : probability;
-  }
+  for (uint64_t i = 0; i < count; ++i) total += logits[i];
   if (sink != nullptr) total += ExpNonPositive(*sink - largest);
+  if (round) RoundRow(logits, count);
   SumRows(keys, logits, a.width, output);
   for (uint32_t c = 0; c < a.width; ++c) output[c] = round ? RoundBf16(output[c] / total) : output[c] / total;
 }

@@ -27,7 +27,8 @@ void RaiseMax(const Rows& rows, uint32_t begin, uint32_t channels, float* maxima
   }
 }
 
-void AddWeighted(const Rows& rows, uint32_t begin, uint32_t channels, const float* maxima, float* weights, float* sums) {
+void AddWeighted(const Rows& rows, uint32_t begin, uint32_t channels, const float* maxima, float* weights,
+                 float* sums) {
   for (uint32_t s = 0; s < rows.count; ++s) {
     const float* gates = rows.gates + s * rows.stride + begin;
     const float* values = rows.values + s * rows.stride + begin;
