@@ -71,8 +71,8 @@ uint32_t FormatBlock(int32_t format, uint32_t width) {
 // Width defaults and plane sizes of a format (the table in kernels.h).
 int32_t FillShape(kvstrata_packed_shape& shape) {
   const bool is_row = shape.format == KVSTRATA_KERNELS_FORMAT_V4_ROW;
-  const bool is_index = shape.format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 ||
-                        shape.format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP8;
+  const bool is_index =
+      shape.format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 || shape.format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP8;
   if (shape.width == 0) {
     shape.width = is_index ? 128 : 512;
     shape.rope_dims = is_row ? 64 : 0;
@@ -85,8 +85,8 @@ int32_t FillShape(kvstrata_packed_shape& shape) {
   const uint32_t quantised = shape.width - shape.rope_dims;
   if (quantised % block != 0) return kInvalidArgument;
   const uint32_t blocks = quantised / block;
-  const bool is_fp4 = shape.format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 ||
-                      shape.format == KVSTRATA_KERNELS_FORMAT_V41_ENTRY;
+  const bool is_fp4 =
+      shape.format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 || shape.format == KVSTRATA_KERNELS_FORMAT_V41_ENTRY;
   shape.code_bytes = is_fp4 ? quantised / 2 : quantised;
   shape.rope_bytes = 2 * shape.rope_dims;
   shape.scale_bytes = blocks;
@@ -303,14 +303,14 @@ int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args
   return kOk;
 }
 
-int32_t Prepare(const kvstrata_topk_args* in, kvstrata_topk_args& out) {
+int32_t Prepare(const kvstrata_topk_args* in, kvstrata_topk_args& out, Checks checks) {
   if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
   if ((out.flags & ~uint32_t{KVSTRATA_KERNELS_TOPK_SORT_ASCENDING}) != 0) return kInvalidArgument;
   if (out.k == 0 || out.ratio == 0 || out.entries > INT32_MAX) return kInvalidArgument;
   if (!RangeFits(out.first_position, out.tokens)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.entries, out.score_stride)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.k, out.index_stride)) return kInvalidArgument;
-  if (out.tokens == 0) return kOk;
+  if (out.tokens == 0 || checks == Checks::kShapesOnly) return kOk;
   if (!Aligned(out.indices, alignof(int32_t))) return kInvalidArgument;
   if (out.entries != 0 && !IsFloats(out.scores)) return kInvalidArgument;
   return kOk;
@@ -332,24 +332,31 @@ bool WindowValid(kvstrata_attention_args& a) {
   if (a.window_ring != 0 && a.window_rows > a.window_ring) return false;
   if (a.tokens == 0) return true;
   const uint64_t last = a.first_position + a.tokens - 1;
-  return IsFloats(a.window_kv) && a.window_first <= a.first_position && a.window_first + a.window_rows > last;
+  return a.window_first <= a.first_position && a.window_first + a.window_rows > last;
 }
 
+// Without a list all visible entries must be there; with one its values decide, which only the level can read.
 bool EntriesValid(kvstrata_attention_args& a) {
   if (a.ratio == 0) return a.picks == nullptr && a.pick_count == 0;
   if (!FixStride(a.entry_count, a.width, a.entry_stride)) return false;
   if (!FixStride(a.tokens, a.pick_count, a.pick_stride)) return false;
-  if (a.tokens == 0) return true;
-  const uint64_t visible = VisibleEntries(a.first_position + a.tokens - 1, a.ratio);
-  if (a.picks != nullptr) {
-    return Aligned(a.picks, alignof(int32_t)) && (a.entry_count == 0 || IsFloats(a.entries));
-  }
-  return a.pick_count == 0 && a.entry_count >= visible && (visible == 0 || IsFloats(a.entries));
+  if (a.tokens == 0 || a.picks != nullptr || a.pick_count != 0) return true;
+  return a.entry_count >= VisibleEntries(a.first_position + a.tokens - 1, a.ratio);
+}
+
+bool AttentionPointersValid(const kvstrata_attention_args& a) {
+  if (!IsFloats(a.queries) || !IsFloats(a.output) || !IsFloats(a.window_kv)) return false;
+  if (a.sinks != nullptr && !IsFloats(a.sinks)) return false;
+  const bool inverse = (a.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0;
+  if (inverse && a.rope_dims != 0 && !IsFloats(a.frequencies)) return false;
+  if (a.ratio == 0) return true;
+  if (a.entry_count != 0 && !IsFloats(a.entries)) return false;
+  return a.picks != nullptr ? Aligned(a.picks, alignof(int32_t)) : a.pick_count == 0;
 }
 
 }  // namespace
 
-int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out) {
+int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out, Checks checks) {
   if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
   const bool inverse = (out.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0;
   if (!ProfileValid(out.profile) || (out.flags & ~uint32_t{KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE}) != 0) {
@@ -364,11 +371,8 @@ int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out)
     return kInvalidArgument;
   }
   if (!WindowValid(out) || !EntriesValid(out)) return kInvalidArgument;
-  if (out.tokens == 0) return kOk;
-  if (!IsFloats(out.queries) || !IsFloats(out.output)) return kInvalidArgument;
-  if (out.sinks != nullptr && !IsFloats(out.sinks)) return kInvalidArgument;
-  if (inverse && out.rope_dims != 0 && !IsFloats(out.frequencies)) return kInvalidArgument;
-  return kOk;
+  if (out.tokens == 0 || checks == Checks::kShapesOnly) return kOk;
+  return AttentionPointersValid(out) ? kOk : kInvalidArgument;
 }
 
 namespace {
@@ -422,7 +426,7 @@ bool PageIdsValid(const kvstrata_move_args& a) {
   return true;
 }
 
-int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out) {
+int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out, Checks checks) {
   if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
   if (!TypeValid(out.weight_type) || (out.flags & ~uint32_t{KVSTRATA_KERNELS_PROJECT_ROUND_BF16}) != 0 ||
       !Reserved(out.reserved0)) {
@@ -431,7 +435,7 @@ int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out) {
   if (!FixStride(out.tokens, out.inputs, out.x_stride)) return kInvalidArgument;
   if (!FixStride(out.outputs, out.inputs, out.weight_stride)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.outputs, out.y_stride)) return kInvalidArgument;
-  if (out.tokens == 0 || out.outputs == 0) return kOk;
+  if (out.tokens == 0 || out.outputs == 0 || checks == Checks::kShapesOnly) return kOk;
   if (!IsFloats(out.y)) return kInvalidArgument;
   if (out.inputs == 0) return kOk;
   if (!IsFloats(out.x) || !Aligned(out.weights, TypeAlign(out.weight_type))) return kInvalidArgument;

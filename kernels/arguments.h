@@ -16,6 +16,9 @@
 
 namespace kvstrata::kernels {
 
+// What a workspace query looks at: it may come before the buffers exist.
+enum class Checks { kAll, kShapesOnly };
+
 int32_t Prepare(const kvstrata_packed_shape* in, kvstrata_packed_shape& out);
 int32_t Prepare(const kvstrata_pack_rows_args* in, kvstrata_pack_rows_args& out);
 int32_t Prepare(const kvstrata_unpack_rows_args* in, kvstrata_unpack_rows_args& out);
@@ -31,12 +34,12 @@ int32_t Prepare(const kvstrata_pool_args* in, kvstrata_pool_args& out);
 int32_t Prepare(const kvstrata_emit_entries_args* in, kvstrata_emit_entries_args& out);
 int32_t Prepare(const kvstrata_window_args* in, kvstrata_window_args& out);
 int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args& out);
-int32_t Prepare(const kvstrata_topk_args* in, kvstrata_topk_args& out);
+int32_t Prepare(const kvstrata_topk_args* in, kvstrata_topk_args& out, Checks checks = Checks::kAll);
 // All but the workspace and the picks' values, which only the level can judge.
-int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out);
+int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out, Checks checks = Checks::kAll);
 // All but the page ids' values.
 int32_t Prepare(const kvstrata_move_args* in, kvstrata_move_args& out);
-int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out);
+int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out, Checks checks = Checks::kAll);
 
 // floor((t+1)/ratio): how many entries the query at position t sees.
 inline uint64_t VisibleEntries(uint64_t position, uint32_t ratio) { return (position + 1) / ratio; }

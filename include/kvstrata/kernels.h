@@ -15,6 +15,7 @@
  * Rules that hold for all functions:
  *   - No function allocates, locks, prints or keeps a pointer after it returned (a CUDA function: after its work on
  *     the stream is done). Where scratch memory is needed, the caller asks X_workspace_bytes and passes `workspace`.
+ *     The question looks at shapes and flags only: data pointers may still be NULL.
  *   - On any status but 0 no output has been written. Sizes, NULL pointers, misaligned pointers, flags and parameters
  *     are checked; that a buffer is as long as the shapes say is the caller's promise.
  *   - Shapes are written [outer][inner], innermost last. Strides count ELEMENTS of the pointed-to type between
@@ -241,7 +242,7 @@ typedef struct kvstrata_rope_args {
   uint64_t head_stride;
   const int64_t* positions; /* [tokens], or NULL: token n has position first_position + n * position_step */
   int64_t first_position;
-  int64_t position_step; /* 1 for tokens, m for entries */
+  int64_t position_step;    /* 1 for tokens, m for entries */
   const float* frequencies; /* [rope_dims/2] */
 } kvstrata_rope_args;
 
@@ -289,8 +290,8 @@ enum { KVSTRATA_KERNELS_POOL_OVERLAP = 1 };
 typedef struct kvstrata_pool_args {
   uint32_t struct_size;
   uint32_t flags;
-  uint32_t ratio; /* m >= 1 */
-  uint32_t width; /* w */
+  uint32_t ratio;    /* m >= 1 */
+  uint32_t width;    /* w */
   uint64_t position; /* P before the call */
   uint64_t tokens;
   const float* values; /* [tokens][c] */
@@ -334,7 +335,7 @@ typedef struct kvstrata_emit_entries_args {
   uint64_t pooled_stride;
   const float* norm_weight; /* [width], or NULL: no weight */
   const float* frequencies; /* [rope_dims/2] */
-  float* entries; /* [rows][width] */
+  float* entries;           /* [rows][width] */
   uint64_t entry_stride;
 } kvstrata_emit_entries_args;
 
@@ -377,9 +378,9 @@ typedef struct kvstrata_index_scores_args {
   uint64_t tokens;
   uint64_t first_position;
   uint64_t entries;
-  const float* queries; /* [tokens][heads][width], heads tight */
+  const float* queries;  /* [tokens][heads][width], heads tight */
   uint64_t query_stride; /* between tokens */
-  const float* keys; /* [entries][width] */
+  const float* keys;     /* [entries][width] */
   uint64_t key_stride;
   const float* weights; /* [tokens][heads] */
   uint64_t weight_stride;
@@ -399,7 +400,7 @@ typedef struct kvstrata_topk_args {
   uint32_t ratio;
   uint64_t tokens;
   uint64_t first_position;
-  uint64_t entries; /* at most INT32_MAX */
+  uint64_t entries;    /* at most INT32_MAX */
   const float* scores; /* [tokens][entries] */
   uint64_t score_stride;
   int32_t* indices; /* [tokens][k] */
@@ -491,7 +492,7 @@ typedef struct kvstrata_move_args {
   uint64_t page_limit;    /* ids must be below; 0: not checked */
   void* pages;            /* gather: only read */
   uint64_t page_stride_bytes;
-  void* block; /* [rows][...]; scatter: only read */
+  void* block;                 /* [rows][...]; scatter: only read */
   uint64_t block_stride_bytes; /* 0: the largest block_offset + bytes */
   const kvstrata_segment* segments;
   uint64_t segment_count;

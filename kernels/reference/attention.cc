@@ -110,13 +110,11 @@ bool PicksValid(const kvstrata_attention_args& a) {
   return true;
 }
 
-// One logit for each row that the last query of the call can see.
+// One logit for each row that the last query of the call can see. The picks themselves may be missing yet.
 uint64_t WorkspaceBytes(const kvstrata_attention_args& a) {
   if (a.tokens == 0) return 0;
-  uint64_t listed = 0;
-  if (a.ratio != 0) {
-    listed = a.picks != nullptr ? a.pick_count : VisibleEntries(a.first_position + a.tokens - 1, a.ratio);
-  }
+  uint64_t listed = a.pick_count;
+  if (a.ratio != 0 && listed == 0) listed = VisibleEntries(a.first_position + a.tokens - 1, a.ratio);
   return (std::min<uint64_t>(a.window, a.window_rows) + listed) * sizeof(float);
 }
 
@@ -124,7 +122,7 @@ uint64_t WorkspaceBytes(const kvstrata_attention_args& a) {
 
 int32_t AttentionWorkspaceBytes(const kvstrata_attention_args* args, uint64_t* out_bytes) {
   kvstrata_attention_args a;
-  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  if (const int32_t status = Prepare(args, a, Checks::kShapesOnly); status != kOk) return status;
   if (out_bytes == nullptr) return kInvalidArgument;
   *out_bytes = WorkspaceBytes(a);
   return kOk;

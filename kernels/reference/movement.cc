@@ -32,15 +32,13 @@ int32_t ForEachPiece(const kvstrata_move_args* args, Copy copy) {
 }  // namespace
 
 int32_t GatherRows(const kvstrata_move_args* args, void*) {
-  return ForEachPiece(args, [](const unsigned char* page, unsigned char* block, uint64_t bytes) {
-    std::memcpy(block, page, bytes);
-  });
+  return ForEachPiece(
+      args, [](const unsigned char* page, unsigned char* block, uint64_t bytes) { std::memcpy(block, page, bytes); });
 }
 
 int32_t ScatterRows(const kvstrata_move_args* args, void*) {
-  return ForEachPiece(args, [](unsigned char* page, const unsigned char* block, uint64_t bytes) {
-    std::memcpy(page, block, bytes);
-  });
+  return ForEachPiece(
+      args, [](unsigned char* page, const unsigned char* block, uint64_t bytes) { std::memcpy(page, block, bytes); });
 }
 
 }  // namespace kvstrata::kernels::reference

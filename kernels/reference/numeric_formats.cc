@@ -14,12 +14,12 @@ namespace {
 
 // Element and scale type of a format, and its block.
 struct Grid {
-  bool e2m1;          // codes: E2M1, else E4M3
-  bool e4m3_scale;    // scale: E4M3, else a power of two
-  bool f32_scale;     // the power of two is stored as a float, else as UE8M0
-  uint32_t block;     // channels of one scale
-  float amax_floor;   // keeps the scale of an all-zero block finite
-  float reciprocal;   // fp32(1 / largest element)
+  bool e2m1;         // codes: E2M1, else E4M3
+  bool e4m3_scale;   // scale: E4M3, else a power of two
+  bool f32_scale;    // the power of two is stored as a float, else as UE8M0
+  uint32_t block;    // channels of one scale
+  float amax_floor;  // keeps the scale of an all-zero block finite
+  float reciprocal;  // fp32(1 / largest element)
 };
 
 Grid GridOf(int32_t format, uint32_t width) {
@@ -158,8 +158,8 @@ void UnpackOneRow(const kvstrata_unpack_rows_args& a, const Grid& grid, uint64_t
   const uint8_t* scales = a.scales + row * a.scale_stride_bytes;
   const uint32_t quantised = a.width - a.rope_dims;
   for (uint32_t i = 0; i < quantised; ++i) {
-    const float scale = grid.f32_scale ? std::bit_cast<float>(LoadLittle(scales, 4))
-                                       : ScaleValue(grid, scales[i / grid.block]);
+    const float scale =
+        grid.f32_scale ? std::bit_cast<float>(LoadLittle(scales, 4)) : ScaleValue(grid, scales[i / grid.block]);
     StoreChannel(a.destination, a.destination_type, destination + i, Decode(grid, CodeAt(grid, codes, i), scale));
   }
   for (uint32_t i = 0; i < a.rope_dims; ++i) {

@@ -43,7 +43,7 @@ int32_t Project(const kvstrata_project_args* args, void*) {
 
 int32_t ProjectWorkspaceBytes(const kvstrata_project_args* args, uint64_t* out_bytes) {
   kvstrata_project_args a;
-  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  if (const int32_t status = Prepare(args, a, Checks::kShapesOnly); status != kOk) return status;
   if (out_bytes == nullptr) return kInvalidArgument;
   *out_bytes = 0;
   return kOk;

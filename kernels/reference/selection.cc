@@ -87,7 +87,7 @@ int32_t TopK(const kvstrata_topk_args* args, void*) {
 
 int32_t TopKWorkspaceBytes(const kvstrata_topk_args* args, uint64_t* out_bytes) {
   kvstrata_topk_args a;
-  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  if (const int32_t status = Prepare(args, a, Checks::kShapesOnly); status != kOk) return status;
   if (out_bytes == nullptr) return kInvalidArgument;
   *out_bytes = 0;  // the heap lives in the output row
   return kOk;
