@@ -118,29 +118,41 @@ absl::Status CheckRowBytes(size_t i, const Stream& stream) {
   return absl::OkStatus();
 }
 
-// Ratio and state_rows, which depend on each other; fills in the derived state_rows.
-absl::Status CheckRows(size_t i, Stream& stream) {
-  const bool grouped = stream.kind == StreamKind::kRows || IsOverlap(stream.role) || IsOpen(stream.role);
-  const uint32_t least_ratio = IsOpen(stream.role) ? 2 : 1;
-  if (grouped && (stream.ratio < least_ratio || stream.ratio > kMaxBlockTokens)) {
-    return BadStream(i, "ratio",
-                     Number(stream.ratio) + " is not in " + Number(least_ratio) + ".." + Number(kMaxBlockTokens));
+bool IsGrouped(const Stream& stream) {
+  return stream.kind == StreamKind::kRows || IsOverlap(stream.role) || IsOpen(stream.role);
+}
+
+// Brings `ratio` to its canonical value.
+absl::Status CheckRatio(size_t i, Stream& stream) {
+  if (!IsGrouped(stream)) {
+    if (stream.ratio > 1) return BadStream(i, "ratio", Number(stream.ratio) + ": only a compressor has a ratio");
+    stream.ratio = 1;
+    return absl::OkStatus();
   }
-  if (!grouped && stream.ratio != 0)
-    return BadStream(i, "ratio", Number(stream.ratio) + ": only a compressor has a ratio");
-  if (stream.kind == StreamKind::kRows || stream.is_variable()) {
-    if (stream.state_rows == 0) return absl::OkStatus();
-    return BadStream(i, "state_rows", Number(stream.state_rows) + ": must be 0 here");
+  const uint32_t least = IsOpen(stream.role) ? 2 : 1;
+  if (stream.ratio >= least && stream.ratio <= kMaxBlockTokens) return absl::OkStatus();
+  return BadStream(i, "ratio", Number(stream.ratio) + " is not in " + Number(least) + ".." + Number(kMaxBlockTokens));
+}
+
+// Brings `state_rows`, where it follows from role and ratio, to its canonical value. Needs a checked ratio.
+absl::Status CheckStateRows(size_t i, Stream& stream) {
+  const uint32_t given = stream.state_rows;
+  if (stream.kind == StreamKind::kRows) {
+    if (given == 0) return absl::OkStatus();
+    return BadStream(i, "state_rows", Number(given) + ": a rows stream has none");
   }
-  if (IsOverlap(stream.role) || IsOpen(stream.role)) {
-    const uint32_t derived = IsOpen(stream.role) ? stream.ratio - 1 : stream.ratio;
-    if (stream.state_rows == 0) stream.state_rows = derived;
-    if (stream.state_rows == derived) return absl::OkStatus();
-    return BadStream(i, "state_rows",
-                     Number(stream.state_rows) + ": ratio " + Number(stream.ratio) + " makes it " + Number(derived));
+  if (!IsGrouped(stream) && !stream.is_variable()) {
+    if (given >= 1 && given <= kMaxStateRows) return absl::OkStatus();
+    return BadStream(i, "state_rows", Number(given) + " is not in 1.." + Number(kMaxStateRows));
   }
-  if (stream.state_rows >= 1 && stream.state_rows <= kMaxStateRows) return absl::OkStatus();
-  return BadStream(i, "state_rows", Number(stream.state_rows) + " is not in 1.." + Number(kMaxStateRows));
+  const uint32_t derived = IsOpen(stream.role) ? stream.ratio - 1 : stream.ratio;
+  // An engine may name its buffer's rows: an open group's buffer often holds the row that completes it, too.
+  const bool buffer = IsOpen(stream.role) && given == stream.ratio;
+  if (given != 0 && given != derived && !buffer) {
+    return BadStream(i, "state_rows", Number(given) + ": role and ratio make it " + Number(derived));
+  }
+  stream.state_rows = derived;
+  return absl::OkStatus();
 }
 
 absl::Status CheckStreams(std::vector<Stream>& streams) {
@@ -152,7 +164,8 @@ absl::Status CheckStreams(std::vector<Stream>& streams) {
     Stream& stream = streams[i];
     if (auto status = CheckNames(i, stream); !status.ok()) return status;
     if (auto status = CheckRowBytes(i, stream); !status.ok()) return status;
-    if (auto status = CheckRows(i, stream); !status.ok()) return status;
+    if (auto status = CheckRatio(i, stream); !status.ok()) return status;
+    if (auto status = CheckStateRows(i, stream); !status.ok()) return status;
     if (!seen.emplace(stream.kind, stream.role, stream.layer, stream.is_draft()).second) {
       return BadStream(i, "role",
                        std::string(RoleName(stream.role)) + " of layer " + Number(stream.layer) + " is declared twice");
@@ -167,7 +180,7 @@ absl::Status CheckBlockTokens(LayoutDesc& desc) {
     uint64_t common = 1;
     bool any = false;
     for (const Stream& stream : desc.streams) {
-      if (stream.ratio == 0) continue;
+      if (!IsGrouped(stream)) continue;
       any = true;
       common = std::lcm(common, uint64_t{stream.ratio});  // both are at most 768 here: no overflow
       if (common > kMaxBlockTokens) {
@@ -182,7 +195,7 @@ absl::Status CheckBlockTokens(LayoutDesc& desc) {
   }
   for (size_t i = 0; i < desc.streams.size(); ++i) {
     const uint32_t ratio = desc.streams[i].ratio;
-    if (ratio != 0 && desc.block_tokens % ratio != 0) {
+    if (desc.block_tokens % ratio != 0) {
       return base::InvalidArgument("block_tokens", Number(desc.block_tokens) + " is not a multiple of streams[" +
                                                        Number(i) + "].ratio " + Number(ratio));
     }

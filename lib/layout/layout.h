@@ -74,12 +74,13 @@ struct Stream {
   StreamKind kind = StreamKind::kRows;
   Role role = Role::kOther;
   uint32_t layer = 0;
-  // Rows streams: tokens per row. Overlap and open streams: tokens per compressor group. Other state streams: 0.
+  // Rows streams: tokens per row. Overlap and open streams: tokens per compressor group. Other state streams: 1, given
+  // as 0 or 1.
   uint32_t ratio = 0;
   // 0 only for kOpaque: its size is then the engine's to say, snapshot by snapshot.
   uint32_t row_bytes = 0;
-  // State streams: the most rows at any position. Overlap streams have `ratio`, open streams `ratio - 1`; for both
-  // Create fills in 0. Rows streams and variable-size kOpaque streams: 0.
+  // State streams: the most rows at any position. It follows from the role for overlap streams (`ratio`), open streams
+  // (`ratio - 1`) and opaque state of varying size (1): 0 is then the same. Rows streams: 0.
   uint32_t state_rows = 0;
   Packing packing = Packing::kRaw;
   uint32_t flags = 0;

@@ -96,7 +96,7 @@ Stream RowsStream(Role role, uint32_t layer, uint32_t ratio, uint32_t row_bytes,
 }
 
 Stream WindowStream(uint32_t layer, uint32_t rows, uint32_t row_bytes, Packing packing, uint32_t flags) {
-  return {StreamKind::kState, Role::kWindow, layer, 0, row_bytes, rows, packing, flags};
+  return {StreamKind::kState, Role::kWindow, layer, 1, row_bytes, rows, packing, flags};
 }
 
 // `halves`: 1 for the P half alone (or a compressor without halves), 2 for both. u and z lie side by side.

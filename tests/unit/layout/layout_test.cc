@@ -80,13 +80,18 @@ TEST_CASE("a rate that is no whole number stays exact") {
   CHECK(rate.value() == 4.5625);
 }
 
-TEST_CASE("derived row counts of a carry are filled in, others refused") {
+TEST_CASE("what follows from role and ratio may be left out, and is filled in") {
   const Layout layout = Make(SmallDesc());
+  CHECK(layout.stream(1).ratio == 1);
   CHECK(layout.stream(2).state_rows == 4);
   CHECK(layout.stream(3).state_rows == 3);
+  CHECK(OpaqueLayout()->stream(0).state_rows == 1);
   LayoutDesc given = SmallDesc();
+  given.streams[1].ratio = 1;
   given.streams[2].state_rows = 4;
   given.streams[3].state_rows = 3;
+  CHECK(Make(given) == layout);
+  given.streams[3].state_rows = 4;  // the open group's buffer
   CHECK(Make(given) == layout);
 }
 
@@ -149,13 +154,14 @@ TEST_CASE("each invalid field is refused by name and value") {
       {"streams[2].row_bytes", "130", [](LayoutDesc& d) { d.streams[2].row_bytes = 130; }},
       {"streams[0].ratio", "0", [](LayoutDesc& d) { d.streams[0].ratio = 0; }},
       {"streams[0].ratio", "769", [](LayoutDesc& d) { d.streams[0].ratio = 769; }},
-      {"streams[1].ratio", "1", [](LayoutDesc& d) { d.streams[1].ratio = 1; }},
+      {"streams[1].ratio", "2", [](LayoutDesc& d) { d.streams[1].ratio = 2; }},
       {"streams[3].ratio", "1", [](LayoutDesc& d) { d.streams[3].ratio = 1; }},
       {"streams[0].state_rows", "1", [](LayoutDesc& d) { d.streams[0].state_rows = 1; }},
       {"streams[1].state_rows", "0", [](LayoutDesc& d) { d.streams[1].state_rows = 0; }},
       {"streams[1].state_rows", "1048577", [](LayoutDesc& d) { d.streams[1].state_rows = (1u << 20) + 1; }},
       {"streams[2].state_rows", "5", [](LayoutDesc& d) { d.streams[2].state_rows = 5; }},
-      {"streams[3].state_rows", "4", [](LayoutDesc& d) { d.streams[3].state_rows = 4; }},
+      {"streams[3].state_rows", "5", [](LayoutDesc& d) { d.streams[3].state_rows = 5; }},
+      {"streams[3].state_rows", "2", [](LayoutDesc& d) { d.streams[3].state_rows = 2; }},
       {"streams[5].role", "key", [](LayoutDesc& d) { d.streams.push_back(d.streams[4]); }},
       {"block_tokens", "769", [](LayoutDesc& d) { d.block_tokens = 769; }},
       {"block_tokens", "4294967295", [](LayoutDesc& d) { d.block_tokens = 4294967295u; }},

@@ -22,16 +22,16 @@ constexpr char kGolden[] =
     "block_tokens 16\n"
     "replay full window 8 layers 3\n"
     "streams 11\n"
-    "stream 0 state window layer 0 ratio 0 row_bytes 128 state_rows 8 packing f32 flags exact+replicated\n"
+    "stream 0 state window layer 0 ratio 1 row_bytes 128 state_rows 8 packing f32 flags exact+replicated\n"
     "stream 1 rows csa_entry layer 1 ratio 4 row_bytes 128 state_rows 0 packing f32 flags exact+replicated\n"
     "stream 2 rows index_key layer 1 ratio 4 row_bytes 64 state_rows 0 packing f32 flags exact+replicated\n"
-    "stream 3 state window layer 1 ratio 0 row_bytes 128 state_rows 8 packing f32 flags exact+replicated\n"
+    "stream 3 state window layer 1 ratio 1 row_bytes 128 state_rows 8 packing f32 flags exact+replicated\n"
     "stream 4 state overlap layer 1 ratio 4 row_bytes 256 state_rows 4 packing f32 flags exact+replicated\n"
     "stream 5 state index_overlap layer 1 ratio 4 row_bytes 128 state_rows 4 packing f32 flags exact+replicated\n"
     "stream 6 state open layer 1 ratio 4 row_bytes 512 state_rows 3 packing f32 flags exact+replicated\n"
     "stream 7 state index_open layer 1 ratio 4 row_bytes 256 state_rows 3 packing f32 flags exact+replicated\n"
     "stream 8 rows hca_entry layer 2 ratio 16 row_bytes 128 state_rows 0 packing f32 flags exact+replicated\n"
-    "stream 9 state window layer 2 ratio 0 row_bytes 128 state_rows 8 packing f32 flags exact+replicated\n"
+    "stream 9 state window layer 2 ratio 1 row_bytes 128 state_rows 8 packing f32 flags exact+replicated\n"
     "stream 10 state open layer 2 ratio 16 row_bytes 256 state_rows 15 packing f32 flags exact+replicated\n"
     "end\n";
 
@@ -136,6 +136,7 @@ TEST_CASE("a wrong line is named") {
       {"streams 11", "streams 4294967295", "line 18"},
       {"stream 3 ", "stream 4 ", "line 10"},
       {"stream 2 rows index_key layer 1 ratio 4", "stream 2 rows index_key layer 1 ratio 0", "line 9"},
+      {"window layer 0 ratio 1", "window layer 0 ratio 0", "line 7"},
       {"state_rows 3 packing", "state_rows 0 packing", "line 13"},
       {"exact+replicated", "replicated+exact", "line 7"},
       {"exact+replicated", "exact+exact+replicated", "line 7"},
