@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// The records that the engine keeps in a storage: their keys, their meta (what an index is rebuilt from) and their
+// head (what a reader compares before it believes the payload). FORMAT.md is the specification of these bytes.
+//
+// A record's payload is its head followed by its slices, back to back. Each slice (one stream's rows) has its own
+// checksum, so that one stream of one block is read and proven alone. Every checksum is mixed with the placement's
+// sequence number: bytes of an older record of the same key never pass for the newer one.
+//
+// Thread rule: pure functions.
+//
+// Invariants (decoders refuse everything else, and never read outside what they are given):
+//   I1  Slices are contiguous: the first begins where the head ends, each next where the one before ends, and the
+//       last ends with the payload.
+//   I2  A head's own size, a meta's own size and every count agree with the bytes that are there.
+//   I3  Reserved bytes are zero, so that a later version can give them a meaning.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "absl/status/statusor.h"
+#include "lib/base/bytes.h"
+#include "lib/base/hash.h"
+
+namespace kvstrata::core::format {
+
+inline constexpr uint16_t kFormatVersion = 1;
+
+enum class RecordKind : uint16_t {
+  kBlock = 1,      // the rows of one block of one chain
+  kSnapshot = 2,   // the state at one position, and the rows that are complete since the block boundary before it
+  kNamespace = 3,  // identity and layout text of a namespace, and its present life
+  kStore = 4,      // the epoch from which sequence numbers are made
+};
+
+// One life of a namespace: random, never reused. Records of an earlier life are dead.
+using NamespaceId = std::array<std::byte, 16>;
+
+// 32 bytes under which a storage keeps a record: digest (16), check (8), kind (2), zero (6). The kind keeps a
+// snapshot at a block boundary apart from the block itself.
+using RecordKey = std::array<std::byte, 32>;
+RecordKey MakeRecordKey(RecordKind kind, const base::BlockDigest& key);
+
+// The snapshot's own key: from its boundary block's key, its position and the digest of the tokens between them.
+base::BlockDigest SnapshotKey(const base::BlockDigest& boundary, uint64_t position, const base::Digest128& tail);
+
+// What meta and head have in common: which record of which prefix this is.
+struct RecordIdentity {
+  RecordKind kind = RecordKind::kBlock;
+  NamespaceId name_space{};
+  uint64_t sequence = 0;
+  uint64_t position = 0;     // tokens: the block's end, or the snapshot's position; kStore: the epoch
+  base::BlockDigest key;     // the block's key; of a snapshot its boundary block's; of a namespace its root key
+  base::BlockDigest parent;  // blocks: the parent's key; else zero
+  base::Digest128 tail;      // snapshots: base::TailDigest of the tokens after the boundary; else zero
+
+  friend bool operator==(const RecordIdentity&, const RecordIdentity&) = default;
+};
+
+struct RecordMeta {
+  RecordIdentity identity;
+  uint64_t payload_bytes = 0;
+};
+
+inline constexpr size_t kMetaBytes = 128;
+std::vector<std::byte> EncodeRecordMeta(const RecordMeta& meta);
+// kFormatTooNew for a later version, else kCorrupt naming the field.
+absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes);
+
+struct Slice {
+  uint32_t stream = 0;  // index into the layout's streams; 0 where the record has one nameless slice
+  bool absent = false;  // an optional stream that the engine did not give; different from one of 0 bytes
+  uint64_t bytes = 0;
+  uint64_t checksum = 0;  // base::Checksum(slice, sequence)
+
+  friend bool operator==(const Slice&, const Slice&) = default;
+};
+
+struct RecordHead {
+  RecordIdentity identity;
+  std::vector<int32_t> tokens;   // of the block; of a snapshot those after its boundary
+  std::vector<std::byte> extra;  // the extra keys of these positions, canonical
+  std::vector<Slice> slices;
+};
+
+// Bytes of a head with these counts; UINT64_MAX when that does not fit.
+uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices);
+std::vector<std::byte> EncodeHead(const RecordHead& head);
+// `bytes` is exactly the head. kFormatTooNew for a later version, else kCorrupt naming the field.
+absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes);
+
+// The size of a head whose first kHeadPrefixBytes are given: for readers that do not know what to expect.
+inline constexpr size_t kHeadPrefixBytes = 128;
+absl::StatusOr<uint64_t> PeekHeadBytes(base::ByteView prefix);
+
+}  // namespace kvstrata::core::format
