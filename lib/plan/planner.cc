@@ -238,6 +238,7 @@ std::string_view ReasonName(Reason reason) {
     case Reason::kForeign: return "foreign";
     case Reason::kCorrupt: return "corrupt";
     case Reason::kEvicted: return "evicted";
+    case Reason::kUnreadable: return "unreadable";
   }
   return "unknown";
 }

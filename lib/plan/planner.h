@@ -59,6 +59,7 @@ enum class Reason : int32_t {
   kForeign = 12,          // a record of another identity stood in the way
   kCorrupt = 13,          // a damaged record stood in the way
   kEvicted = 14,          // what was matched has gone
+  kUnreadable = 15,       // the storage failed or was too slow
 };
 
 // "snapshot_replay", "not_worth_it": stable lower-case names for statistics, logs and result lines.

@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening, closing, threads, statistics and small storage calls of a cache. Recovery is in recovery.cc, space and
+// eviction in space.cc, puts in put.cc, namespaces in name_space.cc, verification in verify.cc.
+#include "lib/engine/cache.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/status.h"
+#include "lib/engine/io.h"
+#include "lib/engine/put.h"
+
+namespace kvstrata::core::engine {
+namespace {
+
+constexpr size_t kMaxJobs = 1024;
+constexpr uint64_t kMinMeasuredBytes = 64u << 10;  // smaller reads measure latency, not bandwidth
+
+CacheOptions WithDefaults(CacheOptions options) {
+  const auto fill = [](auto* value, auto fallback) {
+    if (*value == 0) *value = fallback;
+  };
+  fill(&options.snapshot_bytes, options.capacity_bytes / 4);
+  fill(&options.staging_bytes, uint64_t{64} << 20);
+  fill(&options.lease_bytes, options.capacity_bytes / 2);
+  fill(&options.lease_ms, uint64_t{60'000});
+  fill(&options.io_timeout_ms, uint64_t{30'000});
+  fill(&options.threads, 2u);
+  fill(&options.max_blocks, 16u << 20);
+  if (options.allocator == nullptr) options.allocator = &DefaultAllocator();
+  if (options.clock == nullptr) options.clock = &base::SystemClock();
+  if (options.random == nullptr) options.random = &base::SystemRandom();
+  return options;
+}
+
+absl::Status CheckOptions(const CacheOptions& options) {
+  if (!options.read_only && options.capacity_bytes == 0) {
+    return base::InvalidArgument("capacity_bytes", "0: a byte budget is required");
+  }
+  if (options.snapshot_bytes > options.capacity_bytes && !options.read_only) {
+    return base::InvalidArgument("snapshot_bytes", std::to_string(options.snapshot_bytes) + " > capacity_bytes " +
+                                                       std::to_string(options.capacity_bytes));
+  }
+  if (options.threads > 64) return base::InvalidArgument("io_threads", std::to_string(options.threads) + " > 64");
+  return absl::OkStatus();
+}
+
+// A put of a record that the caller holds in memory.
+struct SmallPut {
+  std::vector<std::byte> payload, meta;
+  base::ByteView part;
+  base::Mutex mutex;
+  base::CondVar changed;
+  bool done = false;
+  absl::Status status;
+
+  static void Complete(void* user, const storage::Result& result) {
+    const std::unique_ptr<std::shared_ptr<SmallPut>> reference(static_cast<std::shared_ptr<SmallPut>*>(user));
+    SmallPut& self = **reference;
+    base::MutexLock lock(self.mutex);
+    self.done = true;
+    self.status = result.status;
+    self.changed.NotifyAll();
+  }
+};
+
+}  // namespace
+
+Cache::Cache(CacheOptions options)
+    : options_(WithDefaults(std::move(options))),
+      owner_(getpid()),
+      staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get())) {}
+
+absl::StatusOr<std::shared_ptr<Cache>> Cache::Open(CacheOptions options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  std::shared_ptr<Cache> cache(new Cache(std::move(options)));
+  if (absl::Status status = cache->Recover(); !status.ok()) {
+    cache->closed_ = true;
+    return status;
+  }
+  // Threads of a library take no signals: the process's handlers run on its own threads.
+  sigset_t all, before;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  for (uint32_t i = 0; i < cache->options_.threads; ++i) {
+    cache->workers_.emplace_back([self = cache.get(), i] { self->WorkerLoop(i); });
+  }
+  pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  return cache;
+}
+
+Cache::~Cache() {
+  if (getpid() != owner_) {
+    // A forked child has no worker threads to join and must not touch the store.
+    for (std::thread& worker : workers_) worker.detach();
+    return;
+  }
+  Close(std::chrono::milliseconds(options_.io_timeout_ms), nullptr).IgnoreError();
+}
+
+absl::Status Cache::CheckUsable() const {
+  if (getpid() != owner_) {
+    return base::MakeStatus(base::Code::kForked, "cache", "opened by the parent of this forked process");
+  }
+  base::MutexLock lock(mutex_);
+  if (closed_) return base::MakeStatus(base::Code::kInvalidState, "cache", "closed");
+  return absl::OkStatus();
+}
+
+absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
+  if (getpid() != owner_) return CheckUsable();
+  const Deadline deadline = base::DeadlineAfter(patience);
+  CloseInfo dropped;
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_) return absl::OkStatus();
+    closed_ = true;
+    changed_.NotifyAll();
+    while (!puts_.empty() && changed_.WaitUntil(mutex_, deadline)) {
+    }
+    for (const auto& [key, put] : puts_) {
+      uint64_t& count = put->is_snapshot() ? dropped.dropped_snapshots : dropped.dropped_blocks;
+      ++count;
+    }
+  }
+  {
+    base::MutexLock lock(jobs_mutex_);
+    stopping_ = true;
+    jobs_changed_.NotifyAll();
+  }
+  for (std::thread& worker : workers_) worker.join();
+  workers_.clear();
+  absl::Status status;
+  if (!options_.read_only && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
+  const auto left = std::max(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
+  const absl::Status storage_status = options_.storage->Close(left);
+  if (!storage_status.ok()) {
+    // Requests are stuck in it. It cannot be torn down under them, nor by the completion that comes at last: it stays.
+    static_cast<void>(new std::shared_ptr<storage::Storage>(options_.storage));
+  }
+  status.Update(storage_status);
+  if (info != nullptr) *info = dropped;
+  return status;
+}
+
+void Cache::WorkerLoop(uint32_t index) {
+  pthread_setname_np(pthread_self(), ("kvstrata-" + std::to_string(index)).c_str());
+  while (true) {
+    std::function<void()> job;
+    {
+      base::MutexLock lock(jobs_mutex_);
+      while (jobs_.empty() && !stopping_) jobs_changed_.Wait(jobs_mutex_);
+      if (jobs_.empty()) return;
+      job = std::move(jobs_.front());
+      jobs_.pop_front();
+    }
+    job();
+  }
+}
+
+absl::Status Cache::Enqueue(std::function<void()> job) {
+  base::MutexLock lock(jobs_mutex_);
+  if (stopping_) return base::MakeStatus(base::Code::kInvalidState, "cache", "closed");
+  if (jobs_.size() >= kMaxJobs) {
+    return base::MakeStatus(base::Code::kBusy, "restores", std::to_string(kMaxJobs) + " are waiting already");
+  }
+  jobs_.push_back(std::move(job));
+  jobs_changed_.NotifyOne();
+  return absl::OkStatus();
+}
+
+Stats Cache::stats() {
+  base::MutexLock lock(mutex_);
+  Stats out = stats_;
+  out.held_row_bytes = row_bytes_;
+  out.held_snapshot_bytes = snapshot_bytes_;
+  out.held_bytes = HeldBytes();
+  out.capacity_bytes = options_.capacity_bytes;
+  out.snapshot_capacity_bytes = options_.snapshot_bytes;
+  out.leased_bytes = LeasedBytes();
+  out.lease_capacity_bytes = options_.lease_bytes;
+  out.namespaces = namespaces_.size();
+  for (const auto& [root, space] : namespaces_) {
+    out.held_blocks += space->trie.block_count();
+    out.held_snapshots += space->snapshots.count();
+    out.index_bytes += space->trie.MemoryBytes() + space->snapshots.MemoryBytes();
+    if (space->handles == 0) out.foreign_layout_bytes += space->trie.bytes() + space->snapshots.bytes();
+  }
+  const StagingPool::Usage usage = staging_->usage();
+  out.staging_bytes = usage.used;
+  out.staging_peak_bytes = usage.peak;
+  out.stuck_staging_bytes = usage.stuck;
+  out.staging_capacity_bytes = staging_->capacity();
+  return out;
+}
+
+std::vector<Event> Cache::Events(uint64_t from, size_t limit, uint64_t* next) {
+  base::MutexLock lock(mutex_);
+  std::vector<Event> out = events_.Read(from, limit);
+  *next = out.empty() ? std::max(from, events_.next()) : out.back().sequence + 1;
+  return out;
+}
+
+void Cache::RecordRead(uint64_t bytes, double seconds) {
+  if (bytes < kMinMeasuredBytes || seconds <= 0) return;
+  const double rate = static_cast<double>(bytes) / seconds;
+  // The last restores count most: a fifth of each new one.
+  read_rate_ = read_rate_ == 0 ? rate : 0.8 * read_rate_ + 0.2 * rate;
+}
+
+absl::Status Cache::Sync() {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  if (!options_.storage->capabilities().durable_sync) {
+    return base::MakeStatus(base::Code::kUnsupported, "sync", "this storage cannot make records durable");
+  }
+  return options_.storage->Sync();
+}
+
+absl::Status Cache::PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta) {
+  auto put = std::make_shared<SmallPut>();
+  put->payload.assign(payload.begin(), payload.end());
+  put->meta.assign(meta.begin(), meta.end());
+  put->part = put->payload;
+  const Deadline deadline = base::DeadlineAfter(std::chrono::milliseconds(options_.io_timeout_ms));
+  auto* reference = new std::shared_ptr<SmallPut>(put);
+  const storage::Request request{storage::Put{key, std::span(&put->part, 1), put->meta},
+                                 {&SmallPut::Complete, reference}};
+  if (absl::Status status = SubmitPatiently(*options_.storage, request, deadline); !status.ok()) {
+    delete reference;
+    return status;
+  }
+  base::MutexLock lock(put->mutex);
+  while (!put->done) {
+    if (!put->changed.WaitUntil(put->mutex, deadline) && !put->done) {
+      return base::MakeStatus(base::Code::kTimeout, "put", "the storage did not answer in time");
+    }
+  }
+  return put->status;
+}
+
+absl::StatusOr<std::vector<std::byte>> Cache::GetAndWait(const storage::Key& key, uint64_t offset, uint64_t bytes) {
+  const Deadline deadline = base::DeadlineAfter(std::chrono::milliseconds(options_.io_timeout_ms));
+  absl::StatusOr<StagingBuffer> staging = staging_->Acquire(bytes, -1, deadline);
+  if (!staging.ok()) return staging.status();
+  auto read = std::make_shared<ReadOperation>(key, offset, *std::move(staging));
+  if (absl::Status status = read->Submit(*options_.storage, deadline); !status.ok()) return status;
+  if (absl::Status status = read->Wait(deadline); !status.ok()) return status;
+  const base::ByteView view = read->staging().view();
+  return std::vector<std::byte>(view.begin(), view.end());
+}
+
+}  // namespace kvstrata::core::engine

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+// One open store: its namespaces and their indexes, byte budgets, eviction, leases, puts on their way, statistics,
+// events, and the threads that run restores. Everything else in this folder works through it.
+//
+// Thread rule: internally synchronised by one lock, `mutex_`. No I/O, no callback of a caller and no wait for another
+// lock's holder happens under it (the staging pool's own short lock excepted). Members marked "locked" need it held.
+//
+// Invariants:
+//   I1  A block or snapshot is in an index only after its record is completely in storage (the put has completed), and
+//       its parent is.
+//   I2  held + pending + removing bytes never exceed capacity_bytes (recovered bytes of a store that was opened with a
+//       smaller budget excepted, until the first reservation has evicted them).
+//   I3  No put of a key is submitted while another put or a remove of it is on its way.
+//   I4  A record's sequence number is made once: the epoch of this open, then a counter; the epoch is durable before
+//       the first put.
+//   I5  A namespace's life changes durably before a drop returns; records of another life are never believed.
+#pragma once
+
+#include <sys/types.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/container/flat_hash_set.h"
+#include "absl/status/status.h"
+#include "absl/status/statusor.h"
+#include "lib/base/clock.h"
+#include "lib/base/hash.h"
+#include "lib/base/mutex.h"
+#include "lib/base/random.h"
+#include "lib/engine/device.h"
+#include "lib/engine/events.h"
+#include "lib/engine/staging.h"
+#include "lib/engine/stats.h"
+#include "lib/format/record.h"
+#include "lib/layout/identity.h"
+#include "lib/layout/layout.h"
+#include "lib/plan/planner.h"
+#include "lib/plan/snapshot_policy.h"
+#include "lib/storage/storage.h"
+#include "lib/trie/snapshot_index.h"
+#include "lib/trie/trie.h"
+
+namespace kvstrata::core::engine {
+
+class Cache;
+struct Put;
+
+struct CacheOptions {
+  std::shared_ptr<storage::Storage> storage;
+  std::shared_ptr<Device> device;  // may be null
+  Allocator* allocator = nullptr;  // null: DefaultAllocator()
+  bool read_only = false;
+  uint64_t capacity_bytes = 0;
+  uint64_t snapshot_bytes = 0;         // 0: a quarter
+  uint64_t staging_bytes = 0;          // 0: 64 MiB
+  uint64_t lease_bytes = 0;            // 0: half of capacity_bytes
+  uint64_t lease_ms = 0;               // 0: 60,000
+  uint64_t io_timeout_ms = 0;          // 0: 30,000
+  uint32_t threads = 0;                // 0: 2
+  uint32_t max_blocks = 0;             // 0: 16 Mi
+  const base::Clock* clock = nullptr;  // null: SystemClock()
+  base::Random* random = nullptr;      // null: SystemRandom()
+  std::shared_ptr<void> keep_alive;    // whatever must live as long as the cache (its allocator)
+};
+
+// Which budget a record counts against.
+enum class RecordClass { kRows, kSnapshot };
+
+// One namespace of the store, open or not. Mutable members are guarded by the cache's lock.
+struct NameSpace {
+  NameSpace(layout::Identity identity_in, layout::Layout layout_in, const base::BlockDigest& root,
+            const trie::TrieOptions& options);
+
+  const layout::Identity identity;
+  const layout::Layout layout;
+  const plan::LayoutFacts facts;
+  format::NamespaceId life{};
+  bool dropping = false;
+  uint32_t handles = 0;
+  uint64_t record_bytes = 0;
+  trie::Trie trie;
+  trie::SnapshotIndex snapshots;
+
+  uint64_t BlockEnd(uint64_t depth) const { return depth * facts.block_tokens; }
+};
+
+// Pins what one match promised, until its deadline or its end.
+struct Lease {
+  std::shared_ptr<NameSpace> name_space;
+  trie::NodeRef node;          // of the last block that will be read
+  trie::SnapshotRef snapshot;  // may be none
+  uint64_t deadline_ns = 0;
+  bool active = false;
+};
+
+struct CloseInfo {
+  uint64_t dropped_blocks = 0;
+  uint64_t dropped_snapshots = 0;
+};
+
+struct VerifyInfo {
+  uint64_t records = 0, bytes = 0, corrupt = 0, removed = 0, unreadable = 0;
+};
+
+struct NamespaceInfo {
+  bool existed = false;
+  format::NamespaceId id{};
+  uint64_t blocks = 0, snapshots = 0, row_bytes = 0, snapshot_bytes = 0, foreign_layout_bytes = 0;
+  std::string nearest_difference;
+};
+
+// A record that has left the index and is leaving the storage.
+struct Removal {
+  storage::Key key;
+  uint64_t bytes = 0;
+  RecordClass record_class = RecordClass::kRows;
+};
+
+// Returns false to stop the operation.
+using Progress = std::function<bool(uint64_t done, uint64_t total)>;
+
+class Cache : public std::enable_shared_from_this<Cache> {
+ public:
+  static absl::StatusOr<std::shared_ptr<Cache>> Open(CacheOptions options);
+  ~Cache();
+  Cache(const Cache&) = delete;
+  Cache& operator=(const Cache&) = delete;
+
+  // --- the store as a whole -------------------------------------------------------------------------------------
+  absl::Status Close(std::chrono::nanoseconds patience, CloseInfo* info);
+  Stats stats();
+  std::vector<Event> Events(uint64_t from, size_t limit, uint64_t* next);
+  absl::StatusOr<VerifyInfo> Verify(const Progress& progress);
+  absl::StatusOr<uint64_t> Trim(uint64_t target_bytes);
+  absl::Status Sync();
+  absl::StatusOr<uint64_t> PurgeForeign();
+
+  // --- namespaces -----------------------------------------------------------------------------------------------
+  absl::StatusOr<std::shared_ptr<NameSpace>> OpenNamespace(layout::Identity identity, layout::Layout layout,
+                                                           bool must_exist, bool* existed);
+  void CloseNamespace(NameSpace* name_space);
+  absl::Status DropNamespace(const std::shared_ptr<NameSpace>& name_space);
+  NamespaceInfo DescribeNamespace(const NameSpace& name_space);
+
+  // --- for Match, RestorePlan and Writer ------------------------------------------------------------------------
+  const CacheOptions& options() const { return options_; }
+  storage::Storage& storage() { return *options_.storage; }
+  Device* device() { return options_.device.get(); }
+  const std::shared_ptr<StagingPool>& staging() { return staging_; }
+  // kInvalidState when closed, kForked in a child process.
+  absl::Status CheckUsable() const;
+  bool InOwnerProcess() const { return getpid() == owner_; }
+
+  base::Mutex& mutex() { return mutex_; }
+  base::CondVar& changed() { return changed_; }  // some put or removal has ended, or the cache is closing
+  Stats& counters() { return stats_; }           // locked
+  uint64_t NextTick() { return ++tick_; }        // locked
+  uint64_t NowNs() const { return options_.clock->MonotonicNs(); }
+  double measured_bytes_per_second() const { return read_rate_; }  // locked
+  void RecordRead(uint64_t bytes, double seconds);                 // locked
+
+  // Null when the lease budget has no room for it. Locked.
+  std::shared_ptr<Lease> TakeLease(const std::shared_ptr<NameSpace>& name_space, trie::NodeRef node,
+                                   trie::SnapshotRef snapshot, uint64_t lease_ms);
+  bool RenewLease(Lease* lease, uint64_t lease_ms);  // locked; false: it has ended
+  void EndLease(const std::shared_ptr<Lease>& lease);
+
+  // Makes room, evicting if it must, and counts `bytes` as pending. kNoSpace, kTooLarge, kTimeout.
+  absl::Status Reserve(RecordClass record_class, uint64_t bytes, std::chrono::steady_clock::time_point deadline);
+  void Unreserve(RecordClass record_class, uint64_t bytes);  // locked
+  uint64_t NextSequence() { return next_sequence_++; }       // locked
+
+  bool IsRemoving(const storage::Key& key) const { return removing_.contains(key); }  // locked
+  std::shared_ptr<Put> FindPut(const storage::Key& key) const;                        // locked
+  void AddPut(const std::shared_ptr<Put>& put);                                       // locked
+  // The put's I/O has ended; enters it and those that waited for it into the index.
+  void FinishPut(const std::shared_ptr<Put>& put, absl::Status status);
+
+  // Takes a block with all below it, or a snapshot, out of the index because its record is not what it should be.
+  // Locked; run the removals afterwards, unlocked.
+  void DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals);
+  void DetachSnapshot(NameSpace& name_space, trie::SnapshotRef snapshot, std::vector<Removal>* removals);
+  void RunRemovals(const std::vector<Removal>& removals);
+
+  // Runs `job` on a worker. kBusy when the bounded queue is full.
+  absl::Status Enqueue(std::function<void()> job);
+
+  // Blocking storage calls for small records.
+  absl::Status PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta);
+  absl::StatusOr<std::vector<std::byte>> GetAndWait(const storage::Key& key, uint64_t offset, uint64_t bytes);
+
+ private:
+  explicit Cache(CacheOptions options);
+
+  absl::Status Recover();
+  absl::Status RecoverNamespaces(const std::vector<format::RecordMeta>& metas);
+  void RecoverBlocks(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
+  void RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
+  absl::StatusOr<std::shared_ptr<NameSpace>> ReadNamespace(const format::RecordMeta& meta);
+  bool RecoverBlock(NameSpace& space, const format::RecordIdentity& identity, uint64_t bytes, uint64_t tick);
+  absl::Status StartEpoch(uint64_t newest_sequence);
+  absl::Status WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life);
+  absl::Status MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const;  // locked
+  absl::StatusOr<format::NamespaceId> NewLife();
+
+  void ResolvePut(const std::shared_ptr<Put>& put, std::vector<Removal>* removals);
+  bool EnterIndex(Put& put);
+  void FailPut(Put& put, std::vector<Removal>* removals);
+  void FinishOpenPut(Put& put);
+
+  bool Fits(RecordClass record_class, uint64_t bytes) const;
+  bool EvictOne(RecordClass record_class, std::vector<Removal>* removals);
+  bool EvictBlock(std::vector<Removal>* removals);
+  bool EvictSnapshot(std::vector<Removal>* removals);
+  void CountRemoval(RecordClass record_class, const storage::Key& key, uint64_t bytes, std::vector<Removal>* removals);
+  void ReleaseLease(Lease* lease);
+  void ExpireLeases();
+  uint64_t LeasedBytes() const;
+  uint64_t HeldBytes() const;
+  uint64_t BlockCount() const;
+  void VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info);
+  void DetachByMeta(const format::RecordMeta& meta, std::vector<Removal>* removals);
+  void WorkerLoop(uint32_t index);
+
+  const CacheOptions options_;
+  const pid_t owner_;
+  std::shared_ptr<StagingPool> staging_;
+
+  // Taken before mutex_: opening, dropping and purging namespaces happen one after the other.
+  base::Mutex admin_mutex_;
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
+  bool closed_ = false;
+  std::map<base::Digest128, std::shared_ptr<NameSpace>> namespaces_;  // by root digest
+  absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;
+  absl::flat_hash_set<storage::Key> removing_;
+  std::list<std::shared_ptr<Lease>> leases_;
+  EventRing events_;
+  Stats stats_;
+  uint64_t tick_ = 0;
+  uint64_t next_sequence_ = 0;
+  uint64_t row_bytes_ = 0, snapshot_bytes_ = 0;  // in the indexes
+  uint64_t pending_row_bytes_ = 0, pending_snapshot_bytes_ = 0;
+  uint64_t removing_row_bytes_ = 0, removing_snapshot_bytes_ = 0;
+  uint64_t other_bytes_ = 0;  // namespace and store records, and what could not be removed
+  uint64_t store_record_bytes_ = 0;
+  double read_rate_ = 0;  // bytes per second of recent restores; 0: none yet
+
+  base::Mutex jobs_mutex_;
+  base::CondVar jobs_changed_;
+  std::deque<std::function<void()>> jobs_;
+  bool stopping_ = false;
+  std::vector<std::thread> workers_;
+};
+
+}  // namespace kvstrata::core::engine

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Waiting for asynchronous storage requests: one request in flight, with the memory it uses.
+//
+// Thread rule: an IoOperation is shared between the thread that waits and the storage's completion.
+//
+// Invariant:
+//   I1  The staging memory and everything the request points to lives until the completion has run, whether or not
+//       anybody still waits: a deadline that passed never leaves a storage writing into freed memory.
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "absl/status/status.h"
+#include "lib/base/mutex.h"
+#include "lib/engine/staging.h"
+#include "lib/storage/storage.h"
+
+namespace kvstrata::core::engine {
+
+using Deadline = std::chrono::steady_clock::time_point;
+
+// Submits, and while the storage's queue is full tries again every millisecond until `deadline` (kTimeout then).
+absl::Status SubmitPatiently(storage::Storage& storage, const storage::Request& request, Deadline deadline);
+
+// One ranged read into staging memory that it owns.
+class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
+ public:
+  ReadOperation(storage::Key key, uint64_t offset, StagingBuffer staging)
+      : key_(key), offset_(offset), staging_(std::move(staging)) {}
+
+  absl::Status Submit(storage::Storage& storage, Deadline deadline);
+  // The status of the read; kTimeout when it has not completed by `deadline`: its memory is then counted as stuck
+  // until it does, and staging() must not be touched.
+  absl::Status Wait(Deadline deadline);
+  StagingBuffer& staging() { return staging_; }
+
+ private:
+  static void Complete(void* user, const storage::Result& result);
+
+  const storage::Key key_;
+  const uint64_t offset_;
+  StagingBuffer staging_;
+  base::Mutex mutex_;
+  base::CondVar done_changed_;
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
+  bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  absl::Status status_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvstrata::core::engine

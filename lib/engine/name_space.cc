@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Namespaces of a cache: finding or making them by their whole identity, dropping them, and telling what differs.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "lib/base/bytes.h"
+#include "lib/base/checksum.h"
+#include "lib/base/status.h"
+#include "lib/engine/cache.h"
+#include "lib/engine/name_space.h"
+
+namespace kvstrata::core::engine {
+namespace {
+
+plan::LayoutFacts FactsOf(const layout::Layout& layout) {
+  plan::LayoutFacts facts;
+  facts.block_tokens = layout.block_tokens();
+  facts.has_rows = layout.has_rows();
+  facts.has_state = layout.has_required_state();
+  facts.replay = static_cast<plan::ReplayRule>(layout.replay().mode);
+  facts.exact_replay_tokens = layout.ExactReplayTokens();
+  facts.bounded_replay_tokens = layout.BoundedReplayTokens();
+  facts.block_bytes = layout.BlockBytes(/*include_draft=*/true);
+  return facts;
+}
+
+// All differences between a stored namespace and a wanted one, identity first.
+std::vector<std::string> DifferencesOf(const NameSpace& stored, const layout::Identity& identity,
+                                       const layout::Layout& layout) {
+  std::vector<std::string> out = layout::DescribeDifference(stored.identity, identity);
+  for (std::string& difference : layout::DescribeDifference(stored.layout, layout))
+    out.push_back(std::move(difference));
+  return out;
+}
+
+std::string Join(const std::vector<std::string>& parts) {
+  std::string out;
+  for (const std::string& part : parts) out += (out.empty() ? "" : "; ") + part;
+  return out;
+}
+
+}  // namespace
+
+NameSpace::NameSpace(layout::Identity identity_in, layout::Layout layout_in, const base::BlockDigest& root,
+                     const trie::TrieOptions& options)
+    : identity(std::move(identity_in)),
+      layout(std::move(layout_in)),
+      facts(FactsOf(layout)),
+      trie(root, options),
+      snapshots(&trie, layout.block_tokens()) {}
+
+std::vector<std::byte> EncodeNamespace(const layout::Identity& identity, const layout::Layout& layout) {
+  std::vector<std::byte> bytes;
+  base::ByteWriter out(&bytes);
+  out.WriteFramed(base::AsBytes(identity.CanonicalBytes()));
+  out.WriteFramed(base::AsBytes(layout.ToText()));
+  return bytes;
+}
+
+absl::StatusOr<std::pair<layout::Identity, layout::Layout>> DecodeNamespace(base::ByteView bytes) {
+  base::ByteReader in(bytes);
+  base::ByteView identity_bytes, layout_text;
+  if (!in.ReadFramed(&identity_bytes) || !in.ReadFramed(&layout_text) || !in.AtEnd()) {
+    return base::Corrupt("namespace", "its parts do not add up");
+  }
+  absl::StatusOr<layout::Identity> identity = layout::Identity::FromCanonicalBytes(base::AsText(identity_bytes));
+  if (!identity.ok()) return identity.status();
+  absl::StatusOr<layout::Layout> layout = layout::Layout::FromText(base::AsText(layout_text));
+  if (!layout.ok()) return layout.status();
+  return std::make_pair(*std::move(identity), *std::move(layout));
+}
+
+absl::StatusOr<format::NamespaceId> Cache::NewLife() {
+  format::NamespaceId life;
+  absl::Status status = options_.random->Fill(life);
+  if (!status.ok()) return status;
+  return life;
+}
+
+absl::StatusOr<std::shared_ptr<NameSpace>> Cache::OpenNamespace(layout::Identity identity, layout::Layout layout,
+                                                                bool must_exist, bool* existed) {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  if (absl::Status status = layout::CheckMandatory(layout, identity); !status.ok()) return status;
+  base::MutexLock admin(admin_mutex_);
+  const base::BlockDigest root = base::RootDigest(EncodeNamespace(identity, layout));
+  std::shared_ptr<NameSpace> space;
+  {
+    base::MutexLock lock(mutex_);
+    const auto found = namespaces_.find(root.digest);
+    if (found != namespaces_.end()) {
+      if (!(found->second->identity == identity) || !(found->second->layout == layout)) {
+        return base::MakeStatus(base::Code::kInternal, "namespace", "two identities share a 128-bit digest");
+      }
+      *existed = true;
+      found->second->handles += 1;
+      return found->second;
+    }
+    if (must_exist) return MissingNamespace(identity, layout);
+  }
+  *existed = false;
+  const absl::StatusOr<format::NamespaceId> life = NewLife();
+  if (!life.ok()) return life.status();
+  space =
+      std::make_shared<NameSpace>(std::move(identity), std::move(layout), root, trie::TrieOptions{options_.max_blocks});
+  space->life = *life;
+  if (!options_.read_only) {
+    if (absl::Status status = WriteNamespaceRecord(*space, *life); !status.ok()) return status;
+  }
+  base::MutexLock lock(mutex_);
+  space->handles = 1;
+  namespaces_.emplace(root.digest, space);
+  return space;
+}
+
+absl::Status Cache::MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const {
+  std::vector<std::string> nearest;
+  bool same_identity = false;
+  for (const auto& [root, space] : namespaces_) {
+    std::vector<std::string> differences = DifferencesOf(*space, identity, layout);
+    if (nearest.empty() || differences.size() < nearest.size()) nearest = std::move(differences);
+    same_identity = same_identity || space->identity == identity;
+  }
+  const std::string text = nearest.empty() ? "the store has no namespace" : Join(nearest);
+  return base::MakeStatus(same_identity ? base::Code::kLayoutMismatch : base::Code::kIdentityMismatch, "namespace",
+                          text);
+}
+
+// Counts its bytes itself: an older record of the namespace is replaced in place.
+absl::Status Cache::WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life) {
+  const std::vector<std::byte> plain = EncodeNamespace(name_space.identity, name_space.layout);
+  absl::StatusOr<std::string> frame = codec::EncodeMeta(base::AsText(plain));
+  if (!frame.ok()) return frame.status();
+  format::RecordHead head;
+  head.identity.kind = format::RecordKind::kNamespace;
+  head.identity.name_space = life;
+  head.identity.key = name_space.trie.root_key();
+  {
+    base::MutexLock lock(mutex_);
+    head.identity.sequence = NextSequence();
+  }
+  head.slices = {{0, false, frame->size(), base::Checksum(base::AsBytes(*frame), head.identity.sequence)}};
+  std::vector<std::byte> payload = format::EncodeHead(head);
+  const base::ByteView body = base::AsBytes(*frame);
+  payload.insert(payload.end(), body.begin(), body.end());
+  const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size()});
+  const uint64_t bytes = options_.storage->StoredBytes(payload.size(), meta.size());
+  const Deadline deadline = base::DeadlineAfter(std::chrono::milliseconds(options_.io_timeout_ms));
+  if (absl::Status status = Reserve(RecordClass::kRows, bytes, deadline); !status.ok()) return status;
+  const absl::Status status =
+      PutAndWait({format::MakeRecordKey(format::RecordKind::kNamespace, head.identity.key)}, payload, meta);
+  base::MutexLock lock(mutex_);
+  Unreserve(RecordClass::kRows, bytes);
+  if (!status.ok()) return status;
+  other_bytes_ += bytes - name_space.record_bytes;
+  stats_.bytes_in += bytes;
+  stats_.bytes_out += name_space.record_bytes;
+  name_space.record_bytes = bytes;
+  return absl::OkStatus();
+}
+
+void Cache::CloseNamespace(NameSpace* name_space) {
+  base::MutexLock lock(mutex_);
+  name_space->handles -= 1;
+}
+
+absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  if (options_.read_only) return base::MakeStatus(base::Code::kReadOnly, "cache", "opened read-only");
+  base::MutexLock admin(admin_mutex_);
+  const absl::StatusOr<format::NamespaceId> life = NewLife();
+  if (!life.ok()) return life.status();
+  std::vector<Removal> removals;
+  {
+    base::MutexLock lock(mutex_);
+    name_space->dropping = true;  // puts on their way fail, lookups find nothing
+    DetachBlock(*name_space, name_space->trie.root(), &removals);
+    events_.Add({EventKind::kNamespaceDropped, 0, name_space->life, name_space->trie.root_key().digest, 0, 0});
+  }
+  // Durable first, swept later: a crash in between leaves records of a life that no namespace has.
+  absl::Status status = WriteNamespaceRecord(*name_space, *life);
+  if (status.ok() && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
+  RunRemovals(removals);
+  base::MutexLock lock(mutex_);
+  if (status.ok()) name_space->life = *life;
+  name_space->dropping = false;
+  return status;
+}
+
+absl::StatusOr<uint64_t> Cache::PurgeForeign() {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  if (options_.read_only) return base::MakeStatus(base::Code::kReadOnly, "cache", "opened read-only");
+  base::MutexLock admin(admin_mutex_);
+  std::vector<Removal> removals;
+  uint64_t bytes = 0;
+  {
+    base::MutexLock lock(mutex_);
+    for (auto it = namespaces_.begin(); it != namespaces_.end();) {
+      NameSpace& space = *it->second;
+      // A match or writer may still use a namespace whose handle has gone.
+      if (space.handles > 0 || it->second.use_count() > 1) {
+        ++it;
+        continue;
+      }
+      bytes += space.trie.bytes() + space.snapshots.bytes() + space.record_bytes;
+      // The record itself goes first: what a crash leaves behind then belongs to no namespace and is removed at open.
+      const storage::Key key{format::MakeRecordKey(format::RecordKind::kNamespace, space.trie.root_key())};
+      row_bytes_ += space.record_bytes;
+      other_bytes_ -= space.record_bytes;
+      stats_.bytes_in += space.record_bytes;
+      CountRemoval(RecordClass::kRows, key, space.record_bytes, &removals);
+      events_.Add({EventKind::kNamespaceDropped, 0, space.life, space.trie.root_key().digest, 0, 0});
+      DetachBlock(space, space.trie.root(), &removals);
+      it = namespaces_.erase(it);
+    }
+  }
+  RunRemovals(removals);
+  return bytes;
+}
+
+NamespaceInfo Cache::DescribeNamespace(const NameSpace& name_space) {
+  base::MutexLock lock(mutex_);
+  NamespaceInfo info;
+  info.id = name_space.life;
+  info.blocks = name_space.trie.block_count();
+  info.snapshots = name_space.snapshots.count();
+  info.row_bytes = name_space.trie.bytes();
+  info.snapshot_bytes = name_space.snapshots.bytes();
+  std::vector<std::string> nearest;
+  for (const auto& [root, other] : namespaces_) {
+    if (other.get() == &name_space) continue;
+    if (other->identity == name_space.identity) {
+      info.foreign_layout_bytes += other->trie.bytes() + other->snapshots.bytes();
+    }
+    std::vector<std::string> differences = DifferencesOf(*other, name_space.identity, name_space.layout);
+    if (nearest.empty() || differences.size() < nearest.size()) nearest = std::move(differences);
+  }
+  info.nearest_difference = Join(nearest);
+  return info;
+}
+
+}  // namespace kvstrata::core::engine

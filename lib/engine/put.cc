@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a put ends: into the index, in the order of its chain, or out of the storage again.
+#include "lib/engine/put.h"
+
+#include <utility>
+
+#include "lib/base/status.h"
+
+namespace kvstrata::core::engine {
+
+std::shared_ptr<Put> Cache::FindPut(const storage::Key& key) const {
+  const auto found = puts_.find(key);
+  return found == puts_.end() ? nullptr : found->second;
+}
+
+void Cache::AddPut(const std::shared_ptr<Put>& put) {
+  puts_.emplace(put->key, put);
+  put->progress->pending += 1;
+}
+
+void Cache::FinishPut(const std::shared_ptr<Put>& put, absl::Status status) {
+  std::vector<Removal> removals;
+  {
+    base::MutexLock lock(mutex_);
+    put->io_done = true;
+    put->io_status = std::move(status);
+    put->staging.Reset();
+    ResolvePut(put, &removals);
+    changed_.NotifyAll();
+  }
+  RunRemovals(removals);
+}
+
+// Iterative: a chain of small blocks may have thousands of puts that wait for each other.
+void Cache::ResolvePut(const std::shared_ptr<Put>& first, std::vector<Removal>* removals) {
+  std::vector<std::shared_ptr<Put>> ready = {first};
+  while (!ready.empty()) {
+    const std::shared_ptr<Put> put = std::move(ready.back());
+    ready.pop_back();
+    if (!put->io_done || put->resolved) continue;
+    if (put->parent != nullptr && !put->parent->resolved) continue;
+    put->resolved = true;
+    put->stored = put->io_status.ok() && EnterIndex(*put);
+    if (!put->stored) FailPut(*put, removals);
+    FinishOpenPut(*put);
+    for (std::shared_ptr<Put>& next : put->waiting) ready.push_back(std::move(next));
+    put->waiting.clear();
+  }
+}
+
+bool Cache::EnterIndex(Put& put) {
+  NameSpace& space = *put.name_space;
+  if (space.dropping || space.life != put.identity.name_space) return false;
+  if (put.parent != nullptr && !put.parent->stored) return false;
+  const uint64_t depth = put.identity.position / space.facts.block_tokens;
+  if (put.is_snapshot()) {
+    const std::optional<trie::NodeRef> node =
+        depth == 0 ? std::optional(space.trie.root()) : space.trie.Find(put.identity.key);
+    if (!node.has_value()) return false;
+    const auto added = space.snapshots.Add(*node, put.identity.position, put.identity.tail, put.identity.sequence,
+                                           put.stored_bytes, NextTick());
+    if (!added.ok() || !added->inserted) return false;
+    pending_snapshot_bytes_ -= put.stored_bytes;
+    snapshot_bytes_ += put.stored_bytes;
+    stats_.snapshots_stored += 1;
+    put.progress->snapshots_stored += 1;
+  } else {
+    const std::optional<trie::NodeRef> parent =
+        depth == 1 ? std::optional(space.trie.root()) : space.trie.Find(put.identity.parent);
+    if (!parent.has_value()) return false;
+    const auto inserted =
+        space.trie.Insert(*parent, put.identity.key, put.identity.sequence, put.stored_bytes, NextTick());
+    if (!inserted.ok() || !inserted->inserted) return false;
+    pending_row_bytes_ -= put.stored_bytes;
+    row_bytes_ += put.stored_bytes;
+    stats_.blocks_stored += 1;
+    put.progress->blocks_stored += 1;
+  }
+  stats_.bytes_in += put.stored_bytes;
+  put.progress->stored_bytes += put.stored_bytes;
+  events_.Add({put.is_snapshot() ? EventKind::kSnapshotStored : EventKind::kBlockStored, 0, put.identity.name_space,
+               put.identity.key.digest, put.identity.position, put.stored_bytes});
+  return true;
+}
+
+void Cache::FailPut(Put& put, std::vector<Removal>* removals) {
+  (put.is_snapshot() ? pending_snapshot_bytes_ : pending_row_bytes_) -= put.stored_bytes;
+  if (put.io_status.ok()) {
+    // The record is in the storage, but nothing may ever find it: take it out again. It counts as come and gone.
+    stats_.bytes_in += put.stored_bytes;
+    (put.is_snapshot() ? removing_snapshot_bytes_ : removing_row_bytes_) += put.stored_bytes;
+    removing_.insert(put.key);
+    removals->push_back({put.key, put.stored_bytes, put.record_class});
+  }
+  (put.is_snapshot() ? stats_.snapshots_dropped : stats_.blocks_dropped) += 1;
+  (put.is_snapshot() ? put.progress->snapshots_dropped : put.progress->blocks_dropped) += 1;
+  put.progress->drop_reason = put.io_status.ok() ? base::Code::kNotFound : base::CodeOf(put.io_status);
+}
+
+void Cache::FinishOpenPut(Put& put) {
+  if (put.pinned.valid()) put.name_space->trie.Release(put.pinned).IgnoreError();
+  put.pinned = {};
+  put.parent = nullptr;
+  put.progress->pending -= 1;
+  puts_.erase(put.key);
+}
+
+}  // namespace kvstrata::core::engine

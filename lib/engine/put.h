@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// One record on its way into the storage, from the copy of its rows to its entry in the index.
+//
+// Thread rule: filled by one writer before it is submitted; after that guarded by the cache's lock.
+//
+// Invariants:
+//   I1  Exactly one of "stored" and "failed" happens, after the put's I/O has ended and its parent put is resolved.
+//   I2  A put enters the index after its parent has; if the parent fails, so does it. Thus no orphan is ever visible.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lib/base/hash.h"
+#include "lib/base/status.h"
+#include "lib/engine/cache.h"
+#include "lib/engine/staging.h"
+#include "lib/format/record.h"
+#include "lib/storage/storage.h"
+
+namespace kvstrata::core::engine {
+
+// What became of a writer's records; shared with its puts, guarded by the cache's lock.
+struct WriterProgress {
+  uint64_t pending = 0;
+  uint64_t blocks_stored = 0, blocks_deduplicated = 0, blocks_dropped = 0;
+  uint64_t snapshots_stored = 0, snapshots_deduplicated = 0, snapshots_dropped = 0;
+  uint64_t stored_bytes = 0;
+  base::Code drop_reason = base::Code::kOk;
+};
+
+struct Put {
+  std::shared_ptr<Cache> cache;
+  std::shared_ptr<NameSpace> name_space;
+  std::shared_ptr<WriterProgress> progress;
+  format::RecordIdentity identity;
+  storage::Key key;
+  RecordClass record_class = RecordClass::kRows;
+  uint64_t stored_bytes = 0;
+  // The put of the parent block (of a snapshot: its boundary block), when that was on its way too; else it is pinned
+  // in the index until this put is resolved.
+  std::shared_ptr<Put> parent;
+  trie::NodeRef pinned;
+
+  std::vector<std::byte> head;
+  std::vector<std::byte> meta;
+  StagingBuffer staging;
+  base::ByteView parts[2];
+
+  bool io_done = false;
+  absl::Status io_status;
+  bool resolved = false;
+  bool stored = false;
+  std::vector<std::shared_ptr<Put>> waiting;  // for this put to be resolved
+
+  bool is_snapshot() const { return record_class == RecordClass::kSnapshot; }
+};
+
+}  // namespace kvstrata::core::engine

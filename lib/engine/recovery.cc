@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// Rebuilding the indexes at open, from what the storage lists: keys, metas and sizes. Only namespace records are read;
+// no row ever is.
+//
+// A block is taken when its namespace's present life is its own and its parent was taken; anything else is an orphan
+// and leaves the storage (unless it is opened read-only). Recency is the order of writing: the storage keeps no other.
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "lib/base/checksum.h"
+#include "lib/base/status.h"
+#include "lib/engine/cache.h"
+#include "lib/engine/name_space.h"
+
+namespace kvstrata::core::engine {
+namespace {
+
+constexpr uint64_t kPageEntries = 256;
+constexpr uint32_t kEpochShift = 32;  // sequence = epoch << 32 | counter: 4 Gi placements an open
+constexpr uint64_t kMaxNamespaceRecordBytes = 16u << 20;
+
+// The key under which a record with this identity must lie.
+storage::Key KeyOf(const format::RecordIdentity& identity) {
+  switch (identity.kind) {
+    case format::RecordKind::kSnapshot:
+      return {
+          format::MakeRecordKey(identity.kind, format::SnapshotKey(identity.key, identity.position, identity.tail))};
+    default: return {format::MakeRecordKey(identity.kind, identity.key)};
+  }
+}
+
+}  // namespace
+
+absl::Status Cache::Recover() {
+  std::vector<format::RecordMeta> spaces, blocks, snapshots;
+  uint64_t newest_sequence = 0;
+  storage::ListPage page;
+  for (storage::Cursor cursor; !page.done; cursor = page.next) {
+    if (absl::Status status = options_.storage->List(cursor, kPageEntries, &page); !status.ok()) return status;
+    stats_.skipped_corrupt += page.skipped;
+    for (const storage::ListEntry& entry : page.entries) {
+      const absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.meta);
+      if (!meta.ok() || meta->payload_bytes != entry.payload_bytes || KeyOf(meta->identity) != entry.key) {
+        const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
+        (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
+        other_bytes_ += entry.stored_bytes;  // it stays where it is, and takes its place
+        stats_.bytes_in += entry.stored_bytes;
+        continue;
+      }
+      newest_sequence = std::max(newest_sequence, meta->identity.sequence);
+      switch (meta->identity.kind) {
+        case format::RecordKind::kBlock: blocks.push_back(*meta); break;
+        case format::RecordKind::kSnapshot: snapshots.push_back(*meta); break;
+        case format::RecordKind::kNamespace: spaces.push_back(*meta); break;
+        case format::RecordKind::kStore:
+          // The store's own record: its position is the last epoch.
+          newest_sequence = std::max(newest_sequence, meta->identity.position << kEpochShift);
+          other_bytes_ += entry.stored_bytes;
+          store_record_bytes_ = entry.stored_bytes;
+          stats_.bytes_in += entry.stored_bytes;
+          break;
+      }
+    }
+  }
+  if (absl::Status status = RecoverNamespaces(spaces); !status.ok()) return status;
+  std::vector<Removal> removals;
+  {
+    base::MutexLock lock(mutex_);
+    RecoverBlocks(std::move(blocks), &removals);
+    RecoverSnapshots(std::move(snapshots), &removals);
+  }
+  if (options_.read_only) return absl::OkStatus();
+  RunRemovals(removals);
+  if (absl::Status status = StartEpoch(newest_sequence); !status.ok()) return status;
+  return Trim(options_.capacity_bytes).status();
+}
+
+absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& metas) {
+  for (const format::RecordMeta& meta : metas) {
+    const uint64_t stored_bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    other_bytes_ += stored_bytes;
+    stats_.bytes_in += stored_bytes;
+    absl::StatusOr<std::shared_ptr<NameSpace>> space = ReadNamespace(meta);
+    if (!space.ok()) {
+      // Its blocks become orphans; an error of the storage itself is no statement about the record.
+      const base::Code code = base::CodeOf(space.status());
+      if (code != base::Code::kCorrupt && code != base::Code::kFormatTooNew && code != base::Code::kNotFound) {
+        return space.status();
+      }
+      (code == base::Code::kFormatTooNew ? stats_.skipped_too_new : stats_.skipped_corrupt) += 1;
+      continue;
+    }
+    (*space)->record_bytes = stored_bytes;
+    namespaces_.emplace(meta.identity.key.digest, *std::move(space));
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::RecordMeta& meta) {
+  if (meta.payload_bytes > kMaxNamespaceRecordBytes) return base::Corrupt("namespace", "larger than any can be");
+  const absl::StatusOr<std::vector<std::byte>> bytes = GetAndWait(KeyOf(meta.identity), 0, meta.payload_bytes);
+  if (!bytes.ok()) return bytes.status();
+  const uint64_t head_bytes = format::HeadBytes(0, 0, 1);
+  if (bytes->size() < head_bytes) return base::Corrupt("namespace", "cut off");
+  const base::ByteView view = *bytes;
+  const absl::StatusOr<format::RecordHead> head = format::DecodeHead(view.first(head_bytes));
+  if (!head.ok()) return head.status();
+  const base::ByteView frame = view.subspan(head_bytes);
+  if (head->identity != meta.identity || head->slices.size() != 1 || head->slices[0].bytes != frame.size() ||
+      head->slices[0].checksum != base::Checksum(frame, meta.identity.sequence)) {
+    return base::Corrupt("namespace", "its head does not fit its bytes");
+  }
+  const absl::StatusOr<std::string> plain = codec::DecodeMeta(base::AsText(frame), codec::kMaxMetaBytes);
+  if (!plain.ok()) return plain.status();
+  auto parts = DecodeNamespace(base::AsBytes(*plain));
+  if (!parts.ok()) return parts.status();
+  const base::BlockDigest root = base::RootDigest(base::AsBytes(*plain));
+  if (root != meta.identity.key) return base::Corrupt("namespace", "is not the one of its key");
+  auto space = std::make_shared<NameSpace>(std::move(parts->first), std::move(parts->second), root,
+                                           trie::TrieOptions{options_.max_blocks});
+  space->life = meta.identity.name_space;
+  return space;
+}
+
+void Cache::RecoverBlocks(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
+  std::map<format::NamespaceId, NameSpace*> by_life;
+  for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
+  std::vector<uint64_t> sequences;
+  for (const format::RecordMeta& meta : metas) sequences.push_back(meta.identity.sequence);
+  std::sort(sequences.begin(), sequences.end());
+  tick_ = sequences.size();
+  // Parents before children: a block's position is larger than its parent's.
+  std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
+    return a.identity.position < b.identity.position;
+  });
+  for (const format::RecordMeta& meta : metas) {
+    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    stats_.bytes_in += bytes;
+    row_bytes_ += bytes;
+    const auto rank = std::lower_bound(sequences.begin(), sequences.end(), meta.identity.sequence);
+    const uint64_t tick = static_cast<uint64_t>(rank - sequences.begin()) + 1;
+    const auto space = by_life.find(meta.identity.name_space);
+    if (space != by_life.end() && RecoverBlock(*space->second, meta.identity, bytes, tick)) {
+      stats_.recovered_blocks += 1;
+      continue;
+    }
+    stats_.skipped_orphans += 1;
+    CountRemoval(RecordClass::kRows, KeyOf(meta.identity), bytes, removals);
+  }
+}
+
+bool Cache::RecoverBlock(NameSpace& space, const format::RecordIdentity& identity, uint64_t bytes, uint64_t tick) {
+  const uint64_t block_tokens = space.facts.block_tokens;
+  if (identity.position == 0 || identity.position % block_tokens != 0) return false;
+  trie::NodeRef parent = space.trie.root();
+  if (identity.position == block_tokens) {
+    if (identity.parent != space.trie.root_key()) return false;
+  } else {
+    const std::optional<trie::NodeRef> found = space.trie.Find(identity.parent);
+    if (!found.has_value()) return false;
+    parent = *found;
+    const std::optional<trie::BlockInfo> info = space.trie.Get(parent);
+    if (!info.has_value() || space.BlockEnd(info->depth + uint64_t{1}) != identity.position) return false;
+  }
+  const auto inserted = space.trie.Insert(parent, identity.key, identity.sequence, bytes, tick);
+  return inserted.ok() && inserted->inserted;
+}
+
+void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
+  std::map<format::NamespaceId, NameSpace*> by_life;
+  for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
+  std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
+    return a.identity.sequence < b.identity.sequence;
+  });
+  for (const format::RecordMeta& meta : metas) {
+    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    stats_.bytes_in += bytes;
+    snapshot_bytes_ += bytes;
+    const auto space = by_life.find(meta.identity.name_space);
+    if (space != by_life.end()) {
+      NameSpace& name_space = *space->second;
+      const bool at_root = meta.identity.key == name_space.trie.root_key();
+      const std::optional<trie::NodeRef> node =
+          at_root ? std::optional(name_space.trie.root()) : name_space.trie.Find(meta.identity.key);
+      const auto added = node.has_value() ? name_space.snapshots.Add(*node, meta.identity.position, meta.identity.tail,
+                                                                     meta.identity.sequence, bytes, NextTick())
+                                          : absl::StatusOr<trie::SnapshotInsertResult>(absl::NotFoundError("boundary"));
+      if (added.ok() && added->inserted) {
+        stats_.recovered_snapshots += 1;
+        continue;
+      }
+    }
+    stats_.skipped_orphans += 1;
+    CountRemoval(RecordClass::kSnapshot, KeyOf(meta.identity), bytes, removals);
+  }
+}
+
+// Sequence numbers are never used twice: each open takes an epoch above every one that was ever durable.
+absl::Status Cache::StartEpoch(uint64_t newest_sequence) {
+  const uint64_t epoch = (newest_sequence >> kEpochShift) + 1;
+  if (epoch > UINT32_MAX) return base::MakeStatus(base::Code::kInternal, "epoch", "all are used up");
+  format::RecordHead head;
+  head.identity.kind = format::RecordKind::kStore;
+  head.identity.sequence = epoch << kEpochShift;
+  head.identity.position = epoch;
+  const std::vector<std::byte> payload = format::EncodeHead(head);
+  const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size()});
+  if (absl::Status status = PutAndWait(KeyOf(head.identity), payload, meta); !status.ok()) return status;
+  if (options_.storage->capabilities().durable_sync) {
+    if (absl::Status status = options_.storage->Sync(); !status.ok()) return status;
+  }
+  base::MutexLock lock(mutex_);
+  const uint64_t bytes = options_.storage->StoredBytes(payload.size(), meta.size());
+  other_bytes_ += bytes - store_record_bytes_;
+  stats_.bytes_in += bytes - store_record_bytes_;
+  next_sequence_ = (epoch << kEpochShift) + 1;
+  return absl::OkStatus();
+}
+
+}  // namespace kvstrata::core::engine

@@ -1,0 +1,693 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/engine/restore.h"
+
+#include <algorithm>
+#include <deque>
+#include <string>
+#include <utility>
+
+#include "lib/base/checksum.h"
+#include "lib/base/status.h"
+
+namespace kvstrata::core::engine {
+namespace {
+
+// Reads in flight of one restore. Eight keep a drive busy at these sizes (limits: queue depth 8 reaches its rate).
+constexpr size_t kReadsInFlight = 8;
+
+// A record that is not what it should be, as opposed to a destination that does not work.
+bool IsRecordFault(const absl::Status& status) {
+  switch (base::CodeOf(status)) {
+    case base::Code::kCorrupt:
+    case base::Code::kFormatTooNew:
+    case base::Code::kIdentityMismatch:
+    case base::Code::kInvalidState:
+    case base::Code::kNotFound: return true;
+    default: return false;
+  }
+}
+
+// May the index still promise a record whose read ended so? Not if the bytes are wrong or gone; yes if the storage was
+// only slow or failing.
+bool MustForget(const absl::Status& status) {
+  return IsRecordFault(status) || base::CodeOf(status) == base::Code::kInvalidArgument;
+}
+
+plan::Reason ReasonOf(const absl::Status& status) {
+  switch (base::CodeOf(status)) {
+    case base::Code::kNotFound: return plan::Reason::kEvicted;
+    case base::Code::kCorrupt:
+    case base::Code::kFormatTooNew:
+    case base::Code::kInvalidArgument: return plan::Reason::kCorrupt;
+    case base::Code::kIdentityMismatch:
+    case base::Code::kInvalidState: return plan::Reason::kForeign;
+    default: return plan::Reason::kUnreadable;
+  }
+}
+
+absl::Status CheckIdentity(const format::RecordIdentity& stored, const format::RecordIdentity& expected) {
+  if (stored.sequence != expected.sequence) {
+    return base::MakeStatus(base::Code::kInvalidState, "sequence", "another placement lies where this one was");
+  }
+  if (stored != expected) return base::MakeStatus(base::Code::kIdentityMismatch, "identity", "of another prefix");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+// --- what is to be restored --------------------------------------------------------------------------------------
+
+absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& match, RestoreOptions options) {
+  std::shared_ptr<RestorePlan> restore(new RestorePlan());
+  restore->match_ = match.state();
+  restore->options_ = std::move(options);
+  restore->plan_ = match.plan();
+  restore->usable_blocks_ = match.state()->matched_blocks;
+  restore->unusable_snapshots_.assign(match.state()->snapshots.size(), false);
+  const layout::Layout& layout = match.state()->name_space->layout;
+  if (absl::Status status = match.state()->cache->CheckUsable(); !status.ok()) return status;
+  for (const uint32_t stream : restore->options_.streams) {
+    if (stream >= layout.streams().size()) {
+      return base::InvalidArgument("streams", std::to_string(stream) + " is no stream of this layout");
+    }
+  }
+  for (uint32_t i = 0; i < layout.streams().size(); ++i) {
+    if (layout.stream(i).kind == layout::StreamKind::kRows) restore->row_streams_.push_back(i);
+    if (restore->Selected(i)) restore->layers_.push_back(layout.stream(i).layer);
+  }
+  std::ranges::sort(restore->layers_);
+  restore->layers_.erase(std::unique(restore->layers_.begin(), restore->layers_.end()), restore->layers_.end());
+  restore->buffers_.resize(layout.streams().size());
+  if (absl::Status status = restore->MakeSegments(); !status.ok()) return status;
+  base::MutexLock lock(restore->mutex_);
+  restore->result_.plan = restore->plan_;
+  restore->result_.layers_total = restore->layers_.size();
+  return restore;
+}
+
+RestorePlan::~RestorePlan() { Cancel(); }
+
+bool RestorePlan::Selected(uint32_t stream) const {
+  return options_.streams.empty() || std::ranges::find(options_.streams, stream) != options_.streams.end();
+}
+
+RowRange RestorePlan::BlockRange(uint32_t stream, uint64_t block, uint64_t blocks) const {
+  const uint64_t rows = match_->name_space->layout.BlockRows(stream);
+  return {block * rows, blocks * rows, 0};
+}
+
+// The rows that only a snapshot inside a block carries.
+RowRange RestorePlan::OpenRange(uint32_t stream, uint64_t position) const {
+  const layout::Layout& layout = match_->name_space->layout;
+  const uint64_t boundary = position / layout.block_tokens() * layout.BlockRows(stream);
+  return {boundary, layout.OpenBlockRows(stream, position), 0};
+}
+
+RowRange RestorePlan::StateRange(uint32_t stream, uint64_t position) const {
+  return StateRows(match_->name_space->layout, stream, position);
+}
+
+std::optional<Segment> RestorePlan::SegmentOf(uint32_t stream) const {
+  const layout::Layout& layout = match_->name_space->layout;
+  const layout::Stream& s = layout.stream(stream);
+  Segment segment{stream, s.layer, {}, 0};
+  if (s.kind == layout::StreamKind::kRows) {
+    segment.rows = BlockRange(stream, plan_.read_blocks_from, plan_.read_blocks_to - plan_.read_blocks_from);
+    if (plan_.snapshot.has_value() && plan_.snapshot->position / layout.block_tokens() == plan_.read_blocks_to) {
+      segment.rows.count += OpenRange(stream, plan_.snapshot->position).count;
+    }
+    segment.bytes = segment.rows.count * s.row_bytes;
+  } else if (plan_.snapshot.has_value()) {
+    segment.rows = StateRange(stream, plan_.snapshot->position);
+    const format::Slice* slice = stream < snapshot_table_.slices.size() ? &snapshot_table_.slices[stream] : nullptr;
+    segment.bytes = !s.is_variable() ? segment.rows.count * s.row_bytes : slice == nullptr ? 0 : slice->bytes;
+  }
+  if (segment.rows.count == 0) return std::nullopt;
+  return segment;
+}
+
+// A state of varying size is known by its record's head only, so that is read here: the caller must know the size.
+absl::Status RestorePlan::MakeSegments() {
+  const layout::Layout& layout = match_->name_space->layout;
+  while (plan_.snapshot.has_value() && layout.has_variable_state()) {
+    const std::optional<Failure> failure = ReadSnapshotHead();
+    if (!failure.has_value()) break;
+    if (failure->kind == Failure::Kind::kStopped) return failure->status;
+    Shorten(*failure);
+  }
+  segments_.clear();
+  for (uint32_t i = 0; i < layout.streams().size(); ++i) {
+    if (!Selected(i)) continue;
+    if (const std::optional<Segment> segment = SegmentOf(i); segment.has_value()) segments_.push_back(*segment);
+  }
+  std::ranges::stable_sort(segments_, {}, &Segment::layer);
+  return absl::OkStatus();
+}
+
+absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
+  const layout::Layout& layout = match_->name_space->layout;
+  {
+    base::MutexLock lock(mutex_);
+    if (result_.state != RestoreState::kCreated) {
+      return base::MakeStatus(base::Code::kInvalidState, "plan", "started before, or cancelled");
+    }
+  }
+  if (absl::Status status = match_->cache->CheckUsable(); !status.ok()) return status;
+  std::vector<std::optional<Buffer>> buffers(layout.streams().size());
+  int32_t pinned_device = -1;
+  for (BufferDesc& desc : destinations) {
+    const uint32_t stream = desc.stream;
+    if (stream >= layout.streams().size() || !Selected(stream)) {
+      return base::InvalidArgument("destinations.stream", std::to_string(stream) + " is not restored by this plan");
+    }
+    if (buffers[stream].has_value())
+      return base::InvalidArgument("destinations.stream", std::to_string(stream) + " twice");
+    if (desc.memory == MemoryKind::kDevice) {
+      if (match_->cache->device() == nullptr) {
+        return base::MakeStatus(base::Code::kUnsupported, "destinations.memory",
+                                "the cache was opened without a device");
+      }
+      if (pinned_device >= 0 && pinned_device != desc.device_id) {
+        return base::InvalidArgument("destinations.device_id", "one restore goes to one device");
+      }
+      pinned_device = desc.device_id;
+    }
+    absl::StatusOr<Buffer> buffer = Buffer::Create(layout.stream(stream), std::move(desc));
+    if (!buffer.ok()) return buffer.status();
+    buffers[stream] = *std::move(buffer);
+  }
+  for (const Segment& segment : segments_) {
+    const layout::Stream& stream = layout.stream(segment.stream);
+    const std::optional<Buffer>& buffer = buffers[segment.stream];
+    if (!buffer.has_value()) {
+      if ((stream.flags & layout::kOptional) != 0) continue;
+      return base::InvalidArgument("destinations", "none for stream " + std::to_string(segment.stream));
+    }
+    if (stream.is_variable()) {
+      if (buffer->desc().size_bytes >= segment.bytes) continue;
+      return base::MakeStatus(base::Code::kBufferTooSmall, "destinations.size_bytes",
+                              std::to_string(buffer->desc().size_bytes) + " < " + std::to_string(segment.bytes));
+    }
+    RowRange range = segment.rows;
+    if (stream.kind == layout::StreamKind::kRows) range.element_zero = buffer->desc().first_row;
+    if (absl::Status status = buffer->CheckRows(range); !status.ok()) return status;
+  }
+  buffers_ = std::move(buffers);
+  pinned_device_ = pinned_device;
+  deadline_ =
+      options_.timeout_ms == 0 ? Deadline::max() : base::DeadlineAfter(std::chrono::milliseconds(options_.timeout_ms));
+  {
+    base::MutexLock lock(mutex_);
+    result_.state = RestoreState::kRunning;
+    result_.quiesced = false;
+  }
+  absl::Status status = match_->cache->Enqueue([self = shared_from_this()] { self->Run(); });
+  base::MutexLock lock(mutex_);
+  if (!status.ok()) {
+    result_.state = RestoreState::kCreated;
+    result_.quiesced = true;
+  }
+  return status;
+}
+
+// --- the caller's view -------------------------------------------------------------------------------------------
+
+RestoreResult RestorePlan::Poll() const {
+  base::MutexLock lock(mutex_);
+  return result_;
+}
+
+absl::Status RestorePlan::WaitLayers(uint64_t layers, uint64_t timeout_ms, RestoreResult* result) {
+  const Deadline deadline =
+      base::DeadlineAfter(std::chrono::milliseconds(std::min<uint64_t>(timeout_ms, INT64_MAX / 2000000)));
+  base::MutexLock lock(mutex_);
+  if (result_.state == RestoreState::kCreated) {
+    return base::MakeStatus(base::Code::kInvalidState, "plan", "not started");
+  }
+  while (result_.state == RestoreState::kRunning && result_.layers_ready < layers) {
+    if (!changed_.WaitUntil(mutex_, deadline) && result_.state == RestoreState::kRunning &&
+        result_.layers_ready < layers) {
+      return base::MakeStatus(base::Code::kTimeout, "timeout_ms", "the restore is still running");
+    }
+  }
+  if (result != nullptr) *result = result_;
+  return absl::OkStatus();
+}
+
+absl::Status RestorePlan::Wait(uint64_t timeout_ms, RestoreResult* result) {
+  return WaitLayers(UINT64_MAX, timeout_ms, result);
+}
+
+void RestorePlan::Cancel() {
+  {
+    base::MutexLock lock(mutex_);
+    cancelled_ = true;
+    if (result_.state == RestoreState::kCreated) {
+      result_.state = RestoreState::kCancelled;
+      result_.status = base::MakeStatus(base::Code::kCancelled, "plan", "cancelled before it started");
+    }
+    if (result_.state != RestoreState::kRunning) return;
+  }
+  Finish(RestoreState::kCancelled, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled"));
+}
+
+// --- the work ----------------------------------------------------------------------------------------------------
+
+void RestorePlan::Run() {
+  const auto begin = std::chrono::steady_clock::now();
+  {
+    base::MutexLock lock(match_->cache->mutex());
+    match_->cache->counters().restores += 1;
+    if (match_->name_space->dropping || match_->name_space->life != match_->life) {
+      usable_blocks_ = 0;
+      unusable_snapshots_.assign(unusable_snapshots_.size(), true);
+      plan_ = match_->MakePlan(0, 0, unusable_snapshots_, plan::Reason::kEvicted);
+      shortened_ = true;
+    }
+  }
+  while (true) {
+    const std::optional<Failure> failure = Attempt();
+    if (!failure.has_value()) break;
+    if (failure->kind == Failure::Kind::kStopped) {
+      const bool cancelled = base::CodeOf(failure->status) == base::Code::kCancelled;
+      return Finish(cancelled ? RestoreState::kCancelled : RestoreState::kFailed, failure->status);
+    }
+    Shorten(*failure);
+    LayersReady(0);
+  }
+  LayersReady(layers_.size());
+  {
+    const std::chrono::duration<double> seconds = std::chrono::steady_clock::now() - begin;
+    const uint64_t bytes = Poll().bytes_read;
+    base::MutexLock lock(match_->cache->mutex());
+    match_->cache->RecordRead(bytes, seconds.count());
+    match_->cache->counters().restored_bytes += bytes;
+  }
+  Finish(shortened_ ? RestoreState::kShortened : RestoreState::kComplete, absl::OkStatus());
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
+  if (plan_.mode == plan::Mode::kNone) return std::nullopt;
+  snapshot_table_ = {};
+  if (plan_.snapshot.has_value()) {
+    if (auto failure = ReadSnapshotHead(); failure.has_value()) return failure;
+  }
+  const layout::Layout& layout = match_->name_space->layout;
+  // A block with optional rows streams has no size of its own, so it cannot be read in one piece.
+  const bool sizes_known =
+      std::ranges::none_of(row_streams_, [&](uint32_t i) { return (layout.stream(i).flags & layout::kOptional) != 0; });
+  return options_.early_release || !sizes_known ? AttemptByLayers() : AttemptByBlocks();
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::AttemptByBlocks() {
+  const layout::Layout& layout = match_->name_space->layout;
+  const uint64_t first = std::max(plan_.read_blocks_from, proven_blocks_);
+  const uint64_t count = plan_.read_blocks_to > first ? plan_.read_blocks_to - first : 0;
+  const auto make = [&](size_t i) {
+    Read read;
+    read.block = first + i;
+    read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
+    read.bytes = BlockHeadBytes(read.block) + layout.BlockBytes(/*include_draft=*/true);
+    read.use = [this, block = read.block](base::MutableBytes bytes) -> absl::Status {
+      SliceTable table;
+      if (absl::Status status = CheckBlockHead(bytes.first(BlockHeadBytes(block)), block, &table); !status.ok()) {
+        return status;
+      }
+      for (size_t slice = 0; slice < row_streams_.size(); ++slice) {
+        const RowRange range = BlockRange(row_streams_[slice], block, 1);
+        const base::MutableBytes rows = bytes.subspan(table.offsets[slice], table.slices[slice].bytes);
+        if (absl::Status status = UseSlice(table, slice, rows, range); !status.ok()) return status;
+      }
+      proven_blocks_ = block + 1;
+      return absl::OkStatus();
+    };
+    return read;
+  };
+  if (auto failure = RunReads(count, make); failure.has_value()) return failure;
+  std::vector<uint32_t> streams;
+  for (uint32_t i = 0; i < layout.streams().size(); ++i) {
+    if (Selected(i)) streams.push_back(i);
+  }
+  return RestoreSnapshot(streams);
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::AttemptByLayers() {
+  const layout::Layout& layout = match_->name_space->layout;
+  const uint64_t first = plan_.read_blocks_from;
+  const uint64_t count = plan_.read_blocks_to > first ? plan_.read_blocks_to - first : 0;
+  std::vector<SliceTable> tables(count);
+  const auto make_head = [&](size_t i) {
+    Read read;
+    read.block = first + i;
+    read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
+    read.bytes = BlockHeadBytes(read.block);
+    read.use = [this, block = read.block, table = &tables[i]](base::MutableBytes bytes) {
+      return CheckBlockHead(bytes, block, table);
+    };
+    return read;
+  };
+  if (auto failure = RunReads(count, make_head); failure.has_value()) return failure;
+  for (size_t ready = 0; ready < layers_.size(); ++ready) {
+    std::vector<uint32_t> streams;
+    for (uint32_t i = 0; i < layout.streams().size(); ++i) {
+      if (Selected(i) && layout.stream(i).layer == layers_[ready]) streams.push_back(i);
+    }
+    for (size_t slice = 0; slice < row_streams_.size(); ++slice) {
+      const uint32_t stream = row_streams_[slice];
+      if (std::ranges::find(streams, stream) == streams.end() || !buffers_[stream].has_value()) continue;
+      const auto make_slice = [&](size_t i) {
+        Read read;
+        read.block = first + i;
+        read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
+        read.offset = tables[i].offsets[slice];
+        read.bytes = tables[i].slices[slice].bytes;
+        read.use = [this, slice, block = read.block, table = &tables[i]](base::MutableBytes bytes) {
+          return UseSlice(*table, slice, bytes, BlockRange(row_streams_[slice], block, 1));
+        };
+        return read;
+      };
+      if (auto failure = RunReads(count, make_slice); failure.has_value()) return failure;
+    }
+    if (auto failure = RestoreSnapshot(streams); failure.has_value()) return failure;
+    if (options_.early_release && ready + 1 < layers_.size()) LayersReady(ready + 1);
+  }
+  return std::nullopt;
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
+  const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
+  const uint64_t block_tokens = match_->name_space->facts.block_tokens;
+  const uint64_t depth = snapshot.position / block_tokens;
+  const uint64_t tail = snapshot.position - depth * block_tokens;
+  const auto make = [&](size_t) {
+    Read read;
+    read.snapshot = true;
+    read.key = {format::MakeRecordKey(
+        format::RecordKind::kSnapshot,
+        format::SnapshotKey(match_->BoundaryKey(depth), snapshot.position, snapshot.tail_digest))};
+    read.bytes = format::HeadBytes(tail, match_->prompt.Extra(depth * block_tokens, tail).size(),
+                                   match_->name_space->layout.streams().size());
+    read.use = [this](base::MutableBytes bytes) { return CheckSnapshotHead(bytes, &snapshot_table_); };
+    return read;
+  };
+  return RunReads(1, make);
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::RestoreSnapshot(const std::vector<uint32_t>& streams) {
+  if (!plan_.snapshot.has_value()) return std::nullopt;
+  const layout::Layout& layout = match_->name_space->layout;
+  const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
+  const uint64_t depth = snapshot.position / layout.block_tokens();
+  std::vector<uint32_t> wanted;
+  for (const uint32_t stream : streams) {
+    const bool is_rows = layout.stream(stream).kind == layout::StreamKind::kRows;
+    // Below a later block's rows, those of the snapshot's open block are in place already.
+    if (is_rows && depth != plan_.read_blocks_to) continue;
+    const format::Slice& slice = snapshot_table_.slices[stream];
+    if (buffers_[stream].has_value() && !slice.absent && (slice.bytes > 0 || layout.stream(stream).is_variable())) {
+      wanted.push_back(stream);
+    }
+  }
+  const auto make = [&](size_t i) {
+    const uint32_t stream = wanted[i];
+    Read read;
+    read.snapshot = true;
+    read.key = {format::MakeRecordKey(
+        format::RecordKind::kSnapshot,
+        format::SnapshotKey(match_->BoundaryKey(depth), snapshot.position, snapshot.tail_digest))};
+    read.offset = snapshot_table_.offsets[stream];
+    read.bytes = snapshot_table_.slices[stream].bytes;
+    const RowRange range = layout.stream(stream).kind == layout::StreamKind::kRows
+                               ? OpenRange(stream, snapshot.position)
+                               : StateRange(stream, snapshot.position);
+    read.use = [this, stream, range](base::MutableBytes bytes) {
+      return UseSlice(snapshot_table_, stream, bytes, range);
+    };
+    return read;
+  };
+  return RunReads(wanted.size(), make);
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const std::function<Read(size_t)>& make) {
+  struct InFlight {
+    Read read;
+    std::shared_ptr<ReadOperation> operation;
+    Deadline deadline;
+  };
+  std::deque<InFlight> in_flight;
+  const auto fail = [](const Read& read, absl::Status status) {
+    return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, read.block, std::move(status)};
+  };
+  Cache& cache = *match_->cache;
+  const std::chrono::milliseconds io_timeout(cache.options().io_timeout_ms);
+  for (size_t next = 0; next < count || !in_flight.empty();) {
+    if (auto stopped = CheckStopped(); stopped.has_value()) return stopped;
+    while (next < count && in_flight.size() < kReadsInFlight) {
+      Read read = make(next);
+      const Deadline deadline = std::min(deadline_, base::DeadlineAfter(io_timeout));
+      absl::StatusOr<StagingBuffer> staging = in_flight.empty()
+                                                  ? cache.staging()->Acquire(read.bytes, pinned_device_, deadline)
+                                                  : cache.staging()->TryAcquire(read.bytes, pinned_device_);
+      if (!staging.ok() && !in_flight.empty()) break;  // what is in flight first
+      if (!staging.ok()) return fail(read, staging.status());
+      auto operation = std::make_shared<ReadOperation>(read.key, read.offset, *std::move(staging));
+      if (absl::Status status = operation->Submit(cache.storage(), deadline); !status.ok()) return fail(read, status);
+      in_flight.push_back({std::move(read), std::move(operation), deadline});
+      ++next;
+    }
+    InFlight front = std::move(in_flight.front());
+    in_flight.pop_front();
+    if (absl::Status status = front.operation->Wait(front.deadline); !status.ok()) return fail(front.read, status);
+    {
+      base::MutexLock lock(mutex_);
+      result_.bytes_read += front.read.bytes;
+    }
+    if (absl::Status status = front.read.use(front.operation->staging().bytes()); !status.ok()) {
+      if (IsRecordFault(status)) return fail(front.read, status);
+      return Failure{Failure::Kind::kStopped, 0, status};
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::CheckStopped() {
+  bool stopped = false;
+  {
+    base::MutexLock lock(mutex_);
+    stopped = cancelled_;
+  }
+  if (!stopped && match_->cache->CheckUsable().ok()) return std::nullopt;
+  return Failure{Failure::Kind::kStopped, 0, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled or closed")};
+}
+
+void RestorePlan::Shorten(const Failure& failure) {
+  const uint64_t promised = plan_.usable_tokens;
+  CountFailure(failure.status);
+  std::vector<Removal> removals;
+  {
+    base::MutexLock lock(match_->cache->mutex());
+    NameSpace& space = *match_->name_space;
+    if (failure.kind == Failure::Kind::kBlock) {
+      const MatchedBlock& block = match_->blocks[failure.block];
+      const std::optional<trie::BlockInfo> info = space.trie.Get(block.node);
+      if (MustForget(failure.status) && info.has_value() && !info->dead && info->sequence == block.sequence) {
+        match_->cache->DetachBlock(space, block.node, &removals);
+      }
+    } else if (MustForget(failure.status)) {
+      match_->cache->DetachSnapshot(space, match_->snapshots[plan_.snapshot->id].snapshot, &removals);
+    }
+  }
+  match_->cache->RunRemovals(removals);
+  if (failure.kind == Failure::Kind::kBlock) {
+    usable_blocks_ = std::min(usable_blocks_, failure.block);
+    proven_blocks_ = std::min(proven_blocks_, failure.block);
+  } else {
+    unusable_snapshots_[plan_.snapshot->id] = true;
+  }
+  plan_ = match_->MakePlan(usable_blocks_, promised, unusable_snapshots_, ReasonOf(failure.status));
+  // Whatever now limits the plan, what made it shorter is the record that failed.
+  plan_.reason = ReasonOf(failure.status);
+  shortened_ = true;
+}
+
+void RestorePlan::CountFailure(const absl::Status& status) {
+  base::MutexLock lock(match_->cache->mutex());
+  Stats& stats = match_->cache->counters();
+  switch (base::CodeOf(status)) {
+    case base::Code::kNotFound: stats.reads_absent += 1; break;
+    case base::Code::kCorrupt:
+    case base::Code::kFormatTooNew:
+    case base::Code::kInvalidArgument: stats.reads_corrupt += 1; break;
+    case base::Code::kIdentityMismatch: stats.reads_foreign += 1; break;
+    case base::Code::kInvalidState: stats.reads_stale += 1; break;
+    case base::Code::kTimeout: stats.reads_timeout += 1; break;
+    default: stats.reads_failed += 1; break;
+  }
+}
+
+void RestorePlan::LayersReady(uint64_t layers) {
+  {
+    base::MutexLock lock(mutex_);
+    if (result_.state != RestoreState::kRunning) return;
+    result_.layers_ready = layers;
+    result_.plan = plan_;
+    changed_.NotifyAll();
+  }
+  if (layers == 0 || layers == layers_.size() || !options_.signal) return;
+  if (!options_.signal(layers, RestoreState::kRunning)) Cancel();
+}
+
+void RestorePlan::Finish(RestoreState state, absl::Status status) {
+  {
+    // No write begins after this; one that is under way ends first.
+    base::MutexLock lock(destinations_mutex_);
+    released_ = true;
+  }
+  uint64_t layers = 0;
+  {
+    base::MutexLock lock(mutex_);
+    if (result_.state != RestoreState::kRunning) return;
+    const bool usable = state == RestoreState::kComplete || state == RestoreState::kShortened;
+    result_.plan = usable ? plan_ : plan::Plan{};
+    if (!usable) result_.layers_ready = 0;
+    result_.state = state;
+    result_.status = std::move(status);
+    result_.quiesced = true;
+    layers = result_.layers_ready;
+    changed_.NotifyAll();
+  }
+  {
+    base::MutexLock lock(match_->cache->mutex());
+    Stats& stats = match_->cache->counters();
+    switch (state) {
+      case RestoreState::kComplete: stats.restores_complete += 1; break;
+      case RestoreState::kShortened: stats.restores_shortened += 1; break;
+      case RestoreState::kCancelled: stats.restores_cancelled += 1; break;
+      default: stats.restores_failed += 1; break;
+    }
+  }
+  if (options_.signal) options_.signal(layers, state);
+}
+
+// --- proving and writing -----------------------------------------------------------------------------------------
+
+uint64_t RestorePlan::BlockHeadBytes(uint64_t block) const {
+  const uint64_t block_tokens = match_->name_space->facts.block_tokens;
+  return format::HeadBytes(block_tokens, match_->prompt.Extra(block * block_tokens, block_tokens).size(),
+                           row_streams_.size());
+}
+
+absl::Status RestorePlan::CheckBlockHead(base::ByteView bytes, uint64_t block, SliceTable* table) const {
+  const NameSpace& space = *match_->name_space;
+  absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
+  if (!head.ok()) return head.status();
+  format::RecordIdentity expected;
+  expected.kind = format::RecordKind::kBlock;
+  expected.name_space = match_->life;
+  expected.sequence = match_->blocks[block].sequence;
+  expected.position = space.BlockEnd(block + 1);
+  expected.key = match_->blocks[block].key;
+  expected.parent = match_->BoundaryKey(block);
+  if (absl::Status status = CheckIdentity(head->identity, expected); !status.ok()) return status;
+  const uint64_t first = space.BlockEnd(block);
+  if (!std::ranges::equal(head->tokens, match_->prompt.Slice(first, space.facts.block_tokens)) ||
+      head->extra != match_->prompt.Extra(first, space.facts.block_tokens)) {
+    return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
+  }
+  if (head->slices.size() != row_streams_.size()) return base::Corrupt("slices", "not one for each rows stream");
+  uint64_t offset = bytes.size();
+  for (size_t i = 0; i < row_streams_.size(); ++i) {
+    const layout::Stream& stream = space.layout.stream(row_streams_[i]);
+    const format::Slice& slice = head->slices[i];
+    const bool may_be_absent = (stream.flags & layout::kOptional) != 0;
+    const uint64_t bytes_expected = slice.absent && may_be_absent ? 0 : space.layout.StreamBlockBytes(row_streams_[i]);
+    if (slice.stream != row_streams_[i] || slice.bytes != bytes_expected) {
+      return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit the layout");
+    }
+    table->offsets.push_back(offset);
+    offset += slice.bytes;
+  }
+  table->sequence = head->identity.sequence;
+  table->slices = std::move(head->slices);
+  return absl::OkStatus();
+}
+
+absl::Status RestorePlan::CheckSnapshotHead(base::ByteView bytes, SliceTable* table) const {
+  const NameSpace& space = *match_->name_space;
+  const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
+  absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
+  if (!head.ok()) return head.status();
+  const uint64_t depth = snapshot.position / space.facts.block_tokens;
+  const uint64_t first = space.BlockEnd(depth);
+  const uint64_t tail = snapshot.position - first;
+  format::RecordIdentity expected;
+  expected.kind = format::RecordKind::kSnapshot;
+  expected.name_space = match_->life;
+  expected.sequence = snapshot.sequence;
+  expected.position = snapshot.position;
+  expected.key = match_->BoundaryKey(depth);
+  expected.tail = snapshot.tail_digest;
+  if (absl::Status status = CheckIdentity(head->identity, expected); !status.ok()) return status;
+  if (!std::ranges::equal(head->tokens, match_->prompt.Slice(first, tail)) ||
+      head->extra != match_->prompt.Extra(first, tail)) {
+    return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
+  }
+  if (head->slices.size() != space.layout.streams().size()) return base::Corrupt("slices", "not one for each stream");
+  SliceTable proven;
+  uint64_t offset = bytes.size();
+  for (uint32_t i = 0; i < head->slices.size(); ++i) {
+    const layout::Stream& stream = space.layout.stream(i);
+    const format::Slice& slice = head->slices[i];
+    const bool is_rows = stream.kind == layout::StreamKind::kRows;
+    const uint64_t rows =
+        is_rows ? space.layout.OpenBlockRows(i, snapshot.position) : space.layout.StateRows(i, snapshot.position);
+    const bool absent = slice.absent && (stream.flags & layout::kOptional) != 0;
+    const bool fits =
+        stream.is_variable() ? !slice.absent || absent : slice.bytes == (absent ? 0 : rows * stream.row_bytes);
+    if (slice.stream != i || !fits) return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit");
+    proven.offsets.push_back(offset);
+    offset += slice.bytes;
+  }
+  proven.sequence = head->identity.sequence;
+  proven.slices = std::move(head->slices);
+  *table = std::move(proven);
+  return absl::OkStatus();
+}
+
+absl::Status RestorePlan::UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes,
+                                   const RowRange& range) {
+  const format::Slice& entry = table.slices[slice];
+  if (entry.absent) return absl::OkStatus();
+  if (base::Checksum(bytes, table.sequence) != entry.checksum) return base::Corrupt("slice", "checksum differs");
+  if (!Selected(entry.stream) || !buffers_[entry.stream].has_value()) return absl::OkStatus();
+  return WriteRows(entry.stream, range, bytes);
+}
+
+absl::Status RestorePlan::WriteRows(uint32_t stream, const RowRange& range, base::MutableBytes rows) {
+  const layout::Stream& description = match_->name_space->layout.stream(stream);
+  std::optional<Buffer> exact;
+  const Buffer* buffer = &*buffers_[stream];
+  if (description.is_variable()) {
+    if (rows.size() > buffer->desc().size_bytes) {
+      return base::MakeStatus(base::Code::kBufferTooSmall, "destinations.size_bytes", std::to_string(rows.size()));
+    }
+    BufferDesc desc = buffer->desc();
+    desc.size_bytes = rows.size();
+    desc.columns.clear();
+    absl::StatusOr<Buffer> made = Buffer::Create(description, std::move(desc));
+    if (!made.ok()) return made.status();
+    exact = *std::move(made);
+    buffer = &*exact;
+  }
+  RowRange target = range;
+  if (description.kind == layout::StreamKind::kRows) target.element_zero = buffer->desc().first_row;
+  base::MutexLock lock(destinations_mutex_);
+  if (released_) return base::MakeStatus(base::Code::kCancelled, "plan", "cancelled");
+  if (!buffer->on_device()) return buffer->Scatter(target, rows.data());
+  const absl::StatusOr<std::vector<CopyRun>> runs = buffer->Runs(target, 0);
+  if (!runs.ok()) return runs.status();
+  return CopyAndWait(*match_->cache->device(), buffer->desc(), options_.stream, CopyDirection::kToDevice, rows.data(),
+                     *runs, match_->cache->options().io_timeout_ms);
+}
+
+}  // namespace kvstrata::core::engine

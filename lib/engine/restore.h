@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// One restore: reads what a plan promises into staging, proves it (identity, tokens, placement, checksums) and writes
+// it to the caller's buffers, layer by layer where the caller asked for that.
+//
+// Thread rule: Poll, WaitLayers, Wait and Cancel on any thread at once; Start once. The work runs on one of the cache's
+// workers.
+//
+// Invariants:
+//   I1  No byte reaches a destination that has not been proven to be the promised one.
+//   I2  A destination is written only under `destinations_mutex_`, and not after `released_`: when Cancel has returned,
+//       or the result says quiesced, the memory is the caller's for good.
+//   I3  Every address written was checked against its buffer before the restore began.
+//   I4  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
+//       for the shorter length, so what is promised in the end is always consistent.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lib/engine/buffer.h"
+#include "lib/engine/io.h"
+#include "lib/engine/match.h"
+
+namespace kvstrata::core::engine {
+
+// Pinned numbers: the C ABI hands them out unchanged.
+enum class RestoreState : int32_t {
+  kCreated = 0,
+  kRunning = 1,
+  kComplete = 2,
+  kShortened = 3,
+  kCancelled = 4,
+  kFailed = 5,
+};
+
+struct RestoreOptions {
+  bool early_release = false;
+  std::vector<uint32_t> streams;  // empty: all
+  uint64_t timeout_ms = 0;
+  void* stream = nullptr;  // the device's
+  // Returns false to cancel.
+  std::function<bool(uint64_t layers_ready, RestoreState state)> signal;
+};
+
+struct RestoreResult {
+  RestoreState state = RestoreState::kCreated;
+  plan::Plan plan;
+  uint64_t layers_ready = 0;
+  uint64_t layers_total = 0;
+  uint64_t bytes_read = 0;
+  bool quiesced = true;
+  absl::Status status;
+};
+
+struct Segment {
+  uint32_t stream = 0;
+  uint32_t layer = 0;
+  RowRange rows;
+  uint64_t bytes = 0;
+};
+
+class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
+ public:
+  static absl::StatusOr<std::shared_ptr<RestorePlan>> Create(const Match& match, RestoreOptions options);
+  ~RestorePlan();
+
+  bool InOwnerProcess() const { return match_->cache->InOwnerProcess(); }
+  const std::vector<Segment>& segments() const { return segments_; }
+  absl::Status Start(std::vector<BufferDesc> destinations);
+  RestoreResult Poll() const;
+  // kTimeout leaves the restore running.
+  absl::Status WaitLayers(uint64_t layers, uint64_t timeout_ms, RestoreResult* result);
+  absl::Status Wait(uint64_t timeout_ms, RestoreResult* result);
+  void Cancel();
+
+ private:
+  // How one attempt at a plan ended, when it did not succeed.
+  struct Failure {
+    enum class Kind { kBlock, kSnapshot, kStopped } kind = Kind::kStopped;
+    uint64_t block = 0;
+    absl::Status status;
+  };
+  // One read: a range of one record, and what to do with its bytes when they are there.
+  struct Read {
+    storage::Key key;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+    uint64_t block = 0;     // which block it belongs to
+    bool snapshot = false;  // or to the snapshot
+    std::function<absl::Status(base::MutableBytes)> use;
+  };
+  // What is proven of a record once its head has been read.
+  struct SliceTable {
+    uint64_t sequence = 0;
+    std::vector<format::Slice> slices;
+    std::vector<uint64_t> offsets;  // bytes from the record's beginning
+  };
+
+  RestorePlan() = default;
+  absl::Status MakeSegments();
+  std::optional<Segment> SegmentOf(uint32_t stream) const;
+  bool Selected(uint32_t stream) const;
+  RowRange BlockRange(uint32_t stream, uint64_t block, uint64_t blocks) const;
+  RowRange OpenRange(uint32_t stream, uint64_t position) const;
+  RowRange StateRange(uint32_t stream, uint64_t position) const;
+
+  void Run();
+  std::optional<Failure> Attempt();
+  std::optional<Failure> AttemptByBlocks();
+  std::optional<Failure> AttemptByLayers();
+  std::optional<Failure> RestoreSnapshot(const std::vector<uint32_t>& streams);
+  std::optional<Failure> ReadSnapshotHead();
+  std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make);
+  std::optional<Failure> CheckStopped();
+  void Shorten(const Failure& failure);
+  void CountFailure(const absl::Status& status);
+  void Finish(RestoreState state, absl::Status status);
+  void LayersReady(uint64_t layers);
+
+  absl::Status CheckBlockHead(base::ByteView bytes, uint64_t block, SliceTable* table) const;
+  absl::Status CheckSnapshotHead(base::ByteView bytes, SliceTable* table) const;
+  uint64_t BlockHeadBytes(uint64_t block) const;
+  absl::Status UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes, const RowRange& range);
+  absl::Status WriteRows(uint32_t stream, const RowRange& range, base::MutableBytes rows);
+
+  std::shared_ptr<MatchState> match_;
+  RestoreOptions options_;
+  std::vector<Segment> segments_;
+  std::vector<std::optional<Buffer>> buffers_;  // by stream
+  std::vector<uint32_t> row_streams_;           // layout's rows streams, in record order
+  std::vector<uint32_t> layers_;                // ascending layer numbers that have selected streams
+  int32_t pinned_device_ = -1;                  // >= 0: some destination is on this device
+  Deadline deadline_{};
+
+  // Of the worker alone.
+  plan::Plan plan_;
+  uint64_t usable_blocks_ = 0;
+  std::vector<bool> unusable_snapshots_;
+  SliceTable snapshot_table_;
+  uint64_t proven_blocks_ = 0;  // blocks before it are in the destinations already
+  bool shortened_ = false;
+
+  base::Mutex destinations_mutex_;
+  bool released_ ABSL_GUARDED_BY(destinations_mutex_) = false;
+
+  mutable base::Mutex mutex_;
+  base::CondVar changed_;
+  RestoreResult result_ ABSL_GUARDED_BY(mutex_);
+  bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+};
+
+}  // namespace kvstrata::core::engine

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// Staging memory: what the library reads into and writes from, never the caller's memory. Owns the bound on it.
+//
+// Thread rule: all member functions on any thread at once. A StagingBuffer belongs to one thread at a time.
+//
+// Invariants:
+//   I1  The sizes of all live buffers add up to at most `capacity`.
+//   I2  Memory is held only while a buffer lives: an idle cache holds none.
+// Rule for users, which keeps the pool free of deadlock: block in Acquire only while holding no other buffer of the
+// pool; with one in hand, TryAcquire.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "absl/status/statusor.h"
+#include "lib/base/bytes.h"
+#include "lib/base/mutex.h"
+#include "lib/engine/device.h"
+
+namespace kvstrata::core::engine {
+
+// Where staging memory on the host comes from.
+class Allocator {
+ public:
+  virtual ~Allocator() = default;
+  virtual std::byte* Allocate(uint64_t bytes, uint64_t alignment) = 0;  // null when it failed
+  virtual void Release(std::byte* memory, uint64_t bytes, uint64_t alignment) = 0;
+};
+
+// operator new.
+Allocator& DefaultAllocator();
+
+class StagingPool;
+
+class StagingBuffer {
+ public:
+  StagingBuffer() = default;
+  ~StagingBuffer() { Reset(); }
+  StagingBuffer(StagingBuffer&& other) noexcept { *this = std::move(other); }
+  StagingBuffer& operator=(StagingBuffer&& other) noexcept;
+
+  std::byte* data() { return memory_; }
+  base::MutableBytes bytes() { return {memory_, size_}; }
+  base::ByteView view() const { return {memory_, size_}; }
+  uint64_t size() const { return size_; }
+  void Reset();
+  // Counts the buffer as stuck until it is released: its reader has gone, its read has not.
+  void MarkStuck();
+
+ private:
+  friend class StagingPool;
+  std::shared_ptr<StagingPool> pool_;
+  std::byte* memory_ = nullptr;
+  uint64_t size_ = 0;
+  int32_t device_id_ = -1;  // >= 0: pinned memory of that device
+  bool stuck_ = false;
+};
+
+class StagingPool : public std::enable_shared_from_this<StagingPool> {
+ public:
+  // `allocator` and `device` (may be null) must outlive every buffer.
+  StagingPool(uint64_t capacity, Allocator* allocator, Device* device)
+      : capacity_(capacity), allocator_(allocator), device_(device) {}
+
+  // device_id >= 0: pinned for that device. Errors: kTooLarge (more than the capacity), kTimeout, kOutOfMemory.
+  absl::StatusOr<StagingBuffer> Acquire(uint64_t bytes, int32_t device_id,
+                                        std::chrono::steady_clock::time_point deadline);
+  // kBusy instead of waiting.
+  absl::StatusOr<StagingBuffer> TryAcquire(uint64_t bytes, int32_t device_id);
+
+  uint64_t capacity() const { return capacity_; }
+  struct Usage {
+    uint64_t used = 0, peak = 0, stuck = 0;
+  };
+  Usage usage() const;
+
+ private:
+  friend class StagingBuffer;
+  absl::StatusOr<StagingBuffer> Allocate(uint64_t bytes, int32_t device_id);
+  void Release(StagingBuffer* buffer);
+
+  const uint64_t capacity_;
+  Allocator* const allocator_;
+  Device* const device_;
+  mutable base::Mutex mutex_;
+  base::CondVar freed_;
+  Usage usage_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvstrata::core::engine

@@ -1,0 +1,533 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/engine/writer.h"
+
+#include <algorithm>
+#include <string>
+#include <utility>
+
+#include "lib/base/checksum.h"
+#include "lib/base/status.h"
+
+namespace kvstrata::core::engine {
+namespace {
+
+// Owns itself until the storage has answered.
+void CompletePut(void* user, const storage::Result& result) {
+  const std::unique_ptr<std::shared_ptr<Put>> reference(static_cast<std::shared_ptr<Put>*>(user));
+  const std::shared_ptr<Put> put = *reference;
+  const std::shared_ptr<Cache> cache = put->cache;
+  cache->FinishPut(put, result.status);
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache>& cache,
+                                                     const std::shared_ptr<NameSpace>& name_space,
+                                                     const plan::SnapshotPolicy& policy, const Match* match,
+                                                     const WriterOptions& options) {
+  if (absl::Status status = cache->CheckUsable(); !status.ok()) return status;
+  std::unique_ptr<Writer> writer(new Writer());
+  writer->cache_ = cache;
+  writer->name_space_ = name_space;
+  writer->policy_ = policy;
+  writer->options_ = options;
+  writer->progress_ = std::make_shared<WriterProgress>();
+  writer->sources_.resize(name_space->layout.streams().size());
+  if (cache->options().read_only) writer->options_.no_admit = true;
+  if (match == nullptr) {
+    if (options.start_tokens > 0) return base::InvalidArgument("start_tokens", "needs a match");
+    return writer;
+  }
+  const MatchState& state = *match->state();
+  if (state.name_space != name_space) return base::InvalidArgument("match", "is of another namespace");
+  const uint64_t start = options.start_tokens == 0 ? match->plan().usable_tokens : options.start_tokens;
+  if (start > state.prompt.size()) {
+    return base::InvalidArgument("start_tokens",
+                                 std::to_string(start) + " > the prompt's " + std::to_string(state.prompt.size()));
+  }
+  writer->prompt_ = state.prompt;
+  writer->prompt_.Truncate(start);
+  writer->computed_ = start;
+  if (match->plan().mode == plan::Mode::kFullReplay && start > 0) writer->rebuilt_at_ = start;
+  writer->stored_blocks_ = std::min(start / name_space->facts.block_tokens, state.matched_blocks);
+  for (uint64_t i = 0; i < writer->stored_blocks_; ++i) writer->keys_.push_back(state.blocks[i].key);
+  return writer;
+}
+
+Deadline Writer::WaitDeadline() const {
+  return base::DeadlineAfter(std::chrono::milliseconds(options_.wait_ms == 0 ? 1'000 : options_.wait_ms));
+}
+
+base::BlockDigest Writer::BoundaryKey(uint64_t depth) {
+  const uint32_t block_tokens = name_space_->facts.block_tokens;
+  while (keys_.size() < depth) {
+    const uint64_t first = keys_.size() * block_tokens;
+    const base::BlockDigest& parent = keys_.empty() ? name_space_->trie.root_key() : keys_.back();
+    keys_.push_back(base::ChainBlock(parent, prompt_.Slice(first, block_tokens), prompt_.Extra(first, block_tokens)));
+  }
+  return depth == 0 ? name_space_->trie.root_key() : keys_[depth - 1];
+}
+
+// --- sources -----------------------------------------------------------------------------------------------------
+
+absl::Status Writer::SetSource(BufferDesc desc) {
+  if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
+  const uint32_t stream = desc.stream;
+  if (stream >= sources_.size()) {
+    return base::InvalidArgument("source.stream", std::to_string(stream) + " is no stream of this layout");
+  }
+  if (desc.memory == MemoryKind::kDevice && cache_->device() == nullptr) {
+    return base::MakeStatus(base::Code::kUnsupported, "source.memory", "the cache was opened without a device");
+  }
+  absl::StatusOr<Buffer> buffer = Buffer::Create(layout().stream(stream), std::move(desc));
+  if (!buffer.ok()) return buffer.status();
+  sources_[stream] = *std::move(buffer);
+  return absl::OkStatus();
+}
+
+int32_t Writer::PinnedDevice() const {
+  for (const std::optional<Buffer>& source : sources_) {
+    if (source.has_value() && source->on_device()) return source->desc().device_id;
+  }
+  return -1;
+}
+
+absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes rows) {
+  const Buffer& source = *sources_[stream];
+  if (layout().stream(stream).kind == layout::StreamKind::kRows) range.element_zero = source.desc().first_row;
+  if (source.HasSkips(range)) {
+    return base::InvalidArgument("source.page_ids", "rows of stream " + std::to_string(stream) + " have no page");
+  }
+  if (!source.on_device()) return source.Gather(range, rows.data());
+  const absl::StatusOr<std::vector<CopyRun>> runs = source.Runs(range, 0);
+  if (!runs.ok()) return runs.status();
+  return CopyAndWait(*cache_->device(), source.desc(), options_.stream, CopyDirection::kFromDevice, rows.data(), *runs,
+                     cache_->options().io_timeout_ms);
+}
+
+// --- growing -----------------------------------------------------------------------------------------------------
+
+absl::Status Writer::Advance(std::span<const int32_t> ids, std::vector<ExtraKey> keys, uint64_t computed_length) {
+  if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
+  const uint64_t length = prompt_.size() + ids.size();
+  if (computed_length < computed_ || computed_length > length) {
+    return base::InvalidArgument("computed_length", std::to_string(computed_length) + " is not in [" +
+                                                        std::to_string(computed_) + ", " + std::to_string(length) +
+                                                        "]");
+  }
+  if (absl::Status status = prompt_.Append(ids, std::move(keys)); !status.ok()) return status;
+  computed_ = computed_length;
+  if (options_.no_admit) return absl::OkStatus();
+  StoreBlocks(computed_ / name_space_->facts.block_tokens);
+  if (std::ranges::binary_search(wanted_, computed_)) {
+    StoreSnapshot(computed_);
+  } else if (computed_ > prompt_end_) {
+    DecodeSnapshot();
+  }
+  return absl::OkStatus();
+}
+
+// While decoding: stores what the periodic policy wants, and holds the newest state on the restart grid for the end
+// of the output. With every position a restart, the end itself will do and nothing need be held.
+void Writer::DecodeSnapshot() {
+  if (options_.no_snapshots || !name_space_->facts.has_state) return;
+  const auto wants = [&](const plan::SnapshotPolicy& policy) {
+    return plan::IsDecodeSnapshotPosition(policy, name_space_->facts, options_.restart_multiple, computed_);
+  };
+  if (policy_.every_tokens > 0 && wants(plan::SnapshotPolicy::Periodic(policy_.every_tokens))) {
+    return StoreSnapshot(computed_);
+  }
+  if (!policy_.at_output_end || options_.restart_multiple <= 1 || !wants({.at_output_end = true})) return;
+  held_ = {};
+  if (SnapshotKnown(computed_)) return;
+  absl::StatusOr<std::shared_ptr<Put>> put = CaptureSnapshot(computed_, /*to_hold=*/true);
+  if (put.ok()) held_ = {computed_, *std::move(put)};
+}
+
+absl::Status Writer::Truncate(uint64_t length) {
+  if (length > prompt_.size()) {
+    return base::InvalidArgument("length", std::to_string(length) + " > " + std::to_string(prompt_.size()));
+  }
+  prompt_.Truncate(length);
+  computed_ = std::min(computed_, length);
+  const uint64_t blocks = length / name_space_->facts.block_tokens;
+  if (keys_.size() > blocks) keys_.resize(blocks);
+  stored_blocks_ = std::min(stored_blocks_, blocks);
+  tried_blocks_ = std::min(tried_blocks_, blocks);
+  if (held_.position > length) held_ = {};
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::unique_ptr<Writer>> Writer::Fork() const {
+  if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
+  std::unique_ptr<Writer> fork(new Writer(*this));
+  fork->progress_ = std::make_shared<WriterProgress>();
+  fork->held_ = {};
+  return fork;
+}
+
+// How many of the first `blocks` blocks are in the index or on their way.
+uint64_t Writer::StoredPrefix(uint64_t blocks) {
+  BoundaryKey(blocks);
+  base::MutexLock lock(cache_->mutex());
+  const auto present = [&](uint64_t block) {
+    const storage::Key key{format::MakeRecordKey(format::RecordKind::kBlock, keys_[block])};
+    return name_space_->trie.Find(keys_[block]).has_value() || cache_->FindPut(key) != nullptr;
+  };
+  // Presence is monotone along a chain, and the writer's last block is usually still there.
+  uint64_t prefix = std::min(stored_blocks_, blocks);
+  while (prefix > 0 && !present(prefix - 1)) --prefix;
+  while (prefix < blocks && present(prefix)) {
+    if (prefix >= stored_blocks_) {
+      cache_->counters().blocks_deduplicated += 1;
+      progress_->blocks_deduplicated += 1;
+    }
+    ++prefix;
+  }
+  if (prefix > 0) {
+    if (const auto node = name_space_->trie.Find(keys_[prefix - 1]); node.has_value()) {
+      name_space_->trie.Touch(*node, cache_->NextTick());
+    }
+  }
+  return prefix;
+}
+
+void Writer::StoreBlocks(uint64_t blocks) {
+  // One try each time that a block is complete, not one each token.
+  if (blocks <= tried_blocks_) return;
+  tried_blocks_ = blocks;
+  for (uint64_t block = StoredPrefix(blocks); block < blocks; ++block) {
+    if (absl::Status status = StoreBlock(block); !status.ok()) {
+      // Children of a block that is not there cannot be stored: the rest waits for the next block, which tries again.
+      Drop(RecordClass::kRows, status);
+      stored_blocks_ = std::min(stored_blocks_, block);
+      return;
+    }
+  }
+  stored_blocks_ = blocks;
+}
+
+void Writer::Drop(RecordClass record_class, const absl::Status& status) {
+  base::MutexLock lock(cache_->mutex());
+  const bool snapshot = record_class == RecordClass::kSnapshot;
+  (snapshot ? cache_->counters().snapshots_dropped : cache_->counters().blocks_dropped) += 1;
+  (snapshot ? progress_->snapshots_dropped : progress_->blocks_dropped) += 1;
+  progress_->drop_reason = base::CodeOf(status);
+}
+
+// --- blocks ------------------------------------------------------------------------------------------------------
+
+absl::Status Writer::StoreBlock(uint64_t block) {
+  const uint64_t payload = layout().BlockBytes(/*include_draft=*/true);
+  absl::StatusOr<std::shared_ptr<Put>> put = CaptureBlock(block, payload);
+  if (!put.ok()) return put.status();
+  return Launch(*put, block);
+}
+
+absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureBlock(uint64_t block, uint64_t payload_bytes) {
+  const uint32_t block_tokens = name_space_->facts.block_tokens;
+  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(payload_bytes, PinnedDevice(), WaitDeadline());
+  if (!staging.ok()) return staging.status();
+  auto put = std::make_shared<Put>();
+  put->staging = *std::move(staging);
+  format::RecordHead head;
+  head.identity.kind = format::RecordKind::kBlock;
+  head.identity.position = (block + 1) * block_tokens;
+  head.identity.parent = BoundaryKey(block);
+  head.identity.key = BoundaryKey(block + 1);
+  const auto tokens = prompt_.Slice(block * block_tokens, block_tokens);
+  head.tokens.assign(tokens.begin(), tokens.end());
+  head.extra = prompt_.Extra(block * block_tokens, block_tokens);
+  uint64_t offset = 0;
+  for (uint32_t i = 0; i < layout().streams().size(); ++i) {
+    if (layout().stream(i).kind != layout::StreamKind::kRows) continue;
+    const bool absent = !sources_[i].has_value();
+    if (absent && (layout().stream(i).flags & layout::kOptional) == 0) {
+      return base::InvalidArgument("sources", "none for stream " + std::to_string(i));
+    }
+    format::Slice slice{i, absent, absent ? 0 : layout().StreamBlockBytes(i), 0};
+    if (!absent) {
+      const uint64_t rows = layout().BlockRows(i);
+      const base::MutableBytes target = put->staging.bytes().subspan(offset, slice.bytes);
+      if (absl::Status status = Gather(i, {block * rows, rows, 0}, target); !status.ok()) return status;
+      offset += slice.bytes;
+    }
+    head.slices.push_back(slice);
+  }
+  Seal(put.get(), std::move(head), offset);
+  return put;
+}
+
+// Fills in what the record's placement decides: sequence, checksums, head and meta.
+void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
+  {
+    base::MutexLock lock(cache_->mutex());
+    head.identity.sequence = cache_->NextSequence();
+    head.identity.name_space = name_space_->life;
+  }
+  uint64_t offset = 0;
+  for (format::Slice& slice : head.slices) {
+    slice.checksum = base::Checksum(put->staging.view().subspan(offset, slice.bytes), head.identity.sequence);
+    offset += slice.bytes;
+  }
+  const bool snapshot = head.identity.kind == format::RecordKind::kSnapshot;
+  put->record_class = snapshot ? RecordClass::kSnapshot : RecordClass::kRows;
+  put->cache = cache_;
+  put->name_space = name_space_;
+  put->progress = progress_;
+  put->identity = head.identity;
+  const base::BlockDigest key =
+      snapshot ? format::SnapshotKey(head.identity.key, head.identity.position, head.identity.tail) : head.identity.key;
+  put->key = {format::MakeRecordKey(head.identity.kind, key)};
+  put->head = format::EncodeHead(head);
+  put->parts[0] = put->head;
+  put->parts[1] = put->staging.view().first(payload_bytes);
+  const uint64_t record_bytes = put->head.size() + payload_bytes;
+  put->meta = format::EncodeRecordMeta({head.identity, record_bytes});
+  put->stored_bytes = cache_->storage().StoredBytes(record_bytes, put->meta.size());
+}
+
+// Makes room and submits. `boundary_depth` blocks of the chain must be there or on their way.
+absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth) {
+  NameSpace& space = *name_space_;
+  const base::BlockDigest boundary = BoundaryKey(boundary_depth);
+  {
+    base::MutexLock lock(cache_->mutex());
+    // Pinned before room is made, so that making room cannot take the parent away.
+    put->parent =
+        boundary_depth == 0 ? nullptr : cache_->FindPut({format::MakeRecordKey(format::RecordKind::kBlock, boundary)});
+    if (put->parent == nullptr) {
+      const std::optional<trie::NodeRef> node =
+          boundary_depth == 0 ? std::optional(space.trie.root()) : space.trie.Find(boundary);
+      if (!node.has_value()) return base::MakeStatus(base::Code::kNotFound, "parent", "evicted meanwhile");
+      if (absl::Status status = space.trie.Lease(*node); !status.ok()) return status;
+      put->pinned = *node;
+    }
+  }
+  const auto unpin = [&]() {
+    if (put->pinned.valid()) space.trie.Release(put->pinned).IgnoreError();
+    put->pinned = {};
+  };
+  const Deadline deadline = WaitDeadline();
+  if (absl::Status status = cache_->Reserve(put->record_class, put->stored_bytes, deadline); !status.ok()) {
+    base::MutexLock lock(cache_->mutex());
+    unpin();
+    return status;
+  }
+  {
+    base::MutexLock lock(cache_->mutex());
+    while (cache_->IsRemoving(put->key) && cache_->changed().WaitUntil(cache_->mutex(), deadline)) {
+    }
+    // Another writer may have stored the same meanwhile, and no put may cross another one, or a remove, of its key.
+    const bool removing = cache_->IsRemoving(put->key);
+    const bool there =
+        cache_->FindPut(put->key) != nullptr || (!put->is_snapshot() && space.trie.Find(put->identity.key).has_value());
+    const bool orphan = put->parent != nullptr && put->parent->resolved && !put->parent->stored;
+    if (removing || there || orphan) {
+      cache_->Unreserve(put->record_class, put->stored_bytes);
+      unpin();
+      if (removing) return base::MakeStatus(base::Code::kBusy, "key", "its older record is still being removed");
+      if (!there) return base::MakeStatus(base::Code::kNotFound, "parent", "could not be stored");
+      return absl::OkStatus();
+    }
+    if (put->parent != nullptr && !put->parent->resolved) put->parent->waiting.push_back(put);
+    cache_->AddPut(put);
+  }
+  auto* reference = new std::shared_ptr<Put>(put);
+  const storage::Request request{storage::Put{put->key, std::span(put->parts), put->meta}, {&CompletePut, reference}};
+  if (absl::Status status = SubmitPatiently(cache_->storage(), request, deadline); !status.ok()) {
+    delete reference;
+    // Ends it like a failed put, which also counts the drop.
+    cache_->FinishPut(put, status);
+  }
+  return absl::OkStatus();
+}
+
+// --- snapshots ---------------------------------------------------------------------------------------------------
+
+absl::Status Writer::Snapshot() {
+  if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
+  const uint32_t multiple = options_.restart_multiple == 0 ? 1 : options_.restart_multiple;
+  if (computed_ == 0 || computed_ % multiple != 0) {
+    return base::MakeStatus(base::Code::kInvalidState, "computed_length",
+                            std::to_string(computed_) + " is no position of the restart grid");
+  }
+  if (options_.no_admit || options_.no_snapshots) return absl::OkStatus();
+  StoreBlocks(computed_ / name_space_->facts.block_tokens);
+  StoreSnapshot(computed_);
+  return absl::OkStatus();
+}
+
+bool Writer::SnapshotKnown(uint64_t position) {
+  const uint64_t depth = position / name_space_->facts.block_tokens;
+  const base::BlockDigest boundary = BoundaryKey(depth);
+  const uint64_t first = name_space_->BlockEnd(depth);
+  const base::Digest128 tail = TailOf(prompt_, boundary, first, position);
+  const storage::Key key{
+      format::MakeRecordKey(format::RecordKind::kSnapshot, format::SnapshotKey(boundary, position, tail))};
+  base::MutexLock lock(cache_->mutex());
+  if (cache_->FindPut(key) != nullptr) return true;
+  const std::optional<trie::NodeRef> node =
+      depth == 0 ? std::optional(name_space_->trie.root()) : name_space_->trie.Find(boundary);
+  if (!node.has_value()) return false;
+  for (const trie::SnapshotInfo& known : name_space_->snapshots.FindOnPath(*node, position)) {
+    if (known.position < position) break;
+    if (known.tail_digest == tail) {
+      name_space_->snapshots.Touch(known.snapshot, cache_->NextTick());
+      return true;
+    }
+  }
+  return false;
+}
+
+void Writer::StoreSnapshot(uint64_t position) {
+  if (options_.no_snapshots || !name_space_->facts.has_state) return;
+  if (SnapshotKnown(position)) {
+    base::MutexLock lock(cache_->mutex());
+    progress_->snapshots_deduplicated += 1;
+    return;
+  }
+  absl::StatusOr<std::shared_ptr<Put>> put = CaptureSnapshot(position, /*to_hold=*/false);
+  absl::Status status = put.status();
+  if (put.ok()) status = Launch(*put, position / name_space_->facts.block_tokens);
+  if (!status.ok()) Drop(RecordClass::kSnapshot, status);
+}
+
+absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, bool to_hold) {
+  const uint64_t depth = position / name_space_->facts.block_tokens;
+  const uint64_t first = name_space_->BlockEnd(depth);
+  struct Part {
+    uint32_t stream;
+    RowRange range;
+    uint64_t bytes;
+    bool absent;
+  };
+  std::vector<Part> parts;
+  uint64_t payload = 0;
+  for (uint32_t i = 0; i < layout().streams().size(); ++i) {
+    const layout::Stream& stream = layout().stream(i);
+    Part part{i, {}, 0, !sources_[i].has_value()};
+    if (stream.kind == layout::StreamKind::kRows) {
+      part.range = {depth * layout().BlockRows(i), layout().OpenBlockRows(i, position), 0};
+    } else {
+      part.range = StateRows(layout(), i, position);
+    }
+    const uint64_t row_bytes = stream.is_variable() && !part.absent ? sources_[i]->row_bytes() : stream.row_bytes;
+    part.bytes = part.absent ? 0 : part.range.count * row_bytes;
+    if (part.absent && (stream.flags & layout::kOptional) == 0 && (part.range.count > 0)) {
+      return base::InvalidArgument("sources", "none for stream " + std::to_string(i));
+    }
+    // A stream without rows at this position is empty, not absent.
+    part.absent = part.absent && (stream.flags & layout::kOptional) != 0;
+    payload += part.bytes;
+    parts.push_back(part);
+  }
+  // A state that is held for long must leave the staging memory to others: it gets only what is free, up to half.
+  StagingPool& pool = *cache_->staging();
+  if (to_hold && pool.usage().used + payload > pool.capacity() / 2) {
+    return base::MakeStatus(base::Code::kBusy, "staging_bytes", "half of it is in use");
+  }
+  absl::StatusOr<StagingBuffer> staging =
+      to_hold ? pool.TryAcquire(payload, PinnedDevice()) : pool.Acquire(payload, PinnedDevice(), WaitDeadline());
+  if (!staging.ok()) return staging.status();
+  auto put = std::make_shared<Put>();
+  put->staging = *std::move(staging);
+  format::RecordHead head;
+  head.identity.kind = format::RecordKind::kSnapshot;
+  head.identity.position = position;
+  head.identity.key = BoundaryKey(depth);
+  const auto tokens = prompt_.Slice(first, position - first);
+  head.tokens.assign(tokens.begin(), tokens.end());
+  head.extra = prompt_.Extra(first, position - first);
+  head.identity.tail = TailOf(prompt_, head.identity.key, first, position);
+  uint64_t offset = 0;
+  for (const Part& part : parts) {
+    if (part.bytes > 0) {
+      const base::MutableBytes target = put->staging.bytes().subspan(offset, part.bytes);
+      if (absl::Status status = Gather(part.stream, part.range, target); !status.ok()) return status;
+    }
+    head.slices.push_back({part.stream, part.absent, part.bytes, 0});
+    offset += part.bytes;
+  }
+  Seal(put.get(), std::move(head), payload);
+  return put;
+}
+
+absl::StatusOr<std::vector<uint64_t>> Writer::SnapshotPositions(const Prompt& prompt) {
+  if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
+  if (options_.no_snapshots || options_.no_admit || !name_space_->facts.has_state) {
+    wanted_.clear();
+    return wanted_;
+  }
+  std::vector<uint64_t> existing;
+  const std::vector<uint64_t> common = CommonPrefixes(prompt, &existing);
+  plan::SnapshotQuery query;
+  query.prompt_tokens = prompt.size();
+  // The state at the start is exact after a full replay, and worth a snapshot; after any other restart one is there.
+  query.from = computed_ == rebuilt_at_ ? computed_ - 1 : computed_;
+  query.restart_multiple = options_.restart_multiple;
+  query.common_prefixes = common;
+  query.existing = existing;
+  wanted_ = plan::SnapshotPositions(policy_, name_space_->facts, query);
+  prompt_end_ = prompt.size();
+  return wanted_;
+}
+
+// Where stored chains part from the prompt, and the positions on its path that have a snapshot already.
+std::vector<uint64_t> Writer::CommonPrefixes(const Prompt& prompt, std::vector<uint64_t>* existing) {
+  NameSpace& space = *name_space_;
+  trie::KeySequence keys = KeysOf(prompt, space.trie.root_key(), space.facts.block_tokens);
+  std::vector<uint64_t> out;
+  base::MutexLock lock(cache_->mutex());
+  const trie::MatchResult match = space.trie.Match(keys, prompt.size() / space.facts.block_tokens);
+  if (match.blocks > 0 && space.trie.FirstChild(match.node).valid() && space.BlockEnd(match.blocks) < prompt.size()) {
+    out.push_back(space.BlockEnd(match.blocks));
+  }
+  for (const trie::SnapshotInfo& snapshot : space.snapshots.FindOnPath(match.node, prompt.size())) {
+    if (snapshot.position % space.facts.block_tokens == 0) existing->push_back(snapshot.position);
+  }
+  return out;
+}
+
+// --- ending ------------------------------------------------------------------------------------------------------
+
+absl::Status Writer::Commit(bool durable, bool output_end, uint64_t timeout_ms, CommitInfo* info) {
+  if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
+  if (durable && !cache_->storage().capabilities().durable_sync) {
+    return base::MakeStatus(base::Code::kUnsupported, "flags", "this storage cannot make a commit durable");
+  }
+  if (output_end && policy_.at_output_end && !options_.no_admit && !options_.no_snapshots) {
+    const uint32_t multiple = options_.restart_multiple == 0 ? 1 : options_.restart_multiple;
+    // The state at the very end, where the engine can restart there; else the newest one held.
+    if (computed_ > 0 && computed_ % multiple == 0) {
+      StoreSnapshot(computed_);
+    } else if (held_.put != nullptr) {
+      const absl::Status status = Launch(held_.put, held_.position / name_space_->facts.block_tokens);
+      if (!status.ok()) Drop(RecordClass::kSnapshot, status);
+    }
+    held_ = {};
+  }
+  const Deadline deadline = base::DeadlineAfter(
+      std::chrono::milliseconds(timeout_ms == 0 ? 30'000 : std::min<uint64_t>(timeout_ms, INT64_MAX / 2'000'000)));
+  {
+    base::MutexLock lock(cache_->mutex());
+    while (progress_->pending > 0) {
+      if (!cache_->changed().WaitUntil(cache_->mutex(), deadline) && progress_->pending > 0) {
+        return base::MakeStatus(base::Code::kTimeout, "timeout_ms", "not all accepted records have been stored");
+      }
+    }
+  }
+  if (durable) {
+    if (absl::Status status = cache_->storage().Sync(); !status.ok()) return status;
+  }
+  if (info != nullptr) {
+    base::MutexLock lock(cache_->mutex());
+    info->durable = durable;
+    info->sequence_tokens = prompt_.size();
+    info->computed_tokens = computed_;
+    info->progress = *progress_;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace kvstrata::core::engine

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// One growing sequence on its way into the store: pulls rows of complete blocks from the engine's registered sources,
+// takes snapshots where they are wanted, and keeps the chain without gaps.
+//
+// Thread rule: externally synchronised.
+//
+// Invariants:
+//   I1  Rows are copied before Advance returns; sources are read during Advance, Snapshot and Commit only.
+//   I2  A block is submitted only with its parent in the index or on its way; so no chain in the store has a gap.
+//   I3  What cannot be stored is dropped and counted in the progress; the sequence itself goes on.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "lib/engine/buffer.h"
+#include "lib/engine/io.h"
+#include "lib/engine/match.h"
+#include "lib/engine/put.h"
+#include "lib/plan/snapshot_policy.h"
+
+namespace kvstrata::core::engine {
+
+struct WriterOptions {
+  bool no_admit = false;
+  bool no_snapshots = false;
+  uint32_t restart_multiple = 0;
+  uint64_t start_tokens = 0;
+  uint64_t wait_ms = 0;    // 0: 1,000
+  void* stream = nullptr;  // the device's
+};
+
+struct CommitInfo {
+  bool durable = false;
+  uint64_t sequence_tokens = 0, computed_tokens = 0;
+  WriterProgress progress;
+};
+
+class Writer {
+ public:
+  // `match` may be null.
+  static absl::StatusOr<std::unique_ptr<Writer>> Open(const std::shared_ptr<Cache>& cache,
+                                                      const std::shared_ptr<NameSpace>& name_space,
+                                                      const plan::SnapshotPolicy& policy, const Match* match,
+                                                      const WriterOptions& options);
+
+  absl::Status SetSource(BufferDesc desc);
+  absl::Status Advance(std::span<const int32_t> ids, std::vector<ExtraKey> keys, uint64_t computed_length);
+  absl::Status Snapshot();
+  absl::StatusOr<std::vector<uint64_t>> SnapshotPositions(const Prompt& prompt);
+  absl::Status Truncate(uint64_t length);
+  absl::StatusOr<std::unique_ptr<Writer>> Fork() const;
+  absl::Status Commit(bool durable, bool output_end, uint64_t timeout_ms, CommitInfo* info);
+
+  const std::shared_ptr<Cache>& cache() const { return cache_; }
+
+ private:
+  // A snapshot in staging memory, not submitted yet.
+  struct Captured {
+    uint64_t position = 0;
+    std::shared_ptr<Put> put;
+  };
+
+  Writer() = default;
+  const layout::Layout& layout() const { return name_space_->layout; }
+  Deadline WaitDeadline() const;
+  base::BlockDigest BoundaryKey(uint64_t depth);
+  std::vector<uint64_t> CommonPrefixes(const Prompt& prompt, std::vector<uint64_t>* existing);
+
+  uint64_t StoredPrefix(uint64_t blocks);
+  void StoreBlocks(uint64_t blocks);
+  absl::Status StoreBlock(uint64_t block);
+  void StoreSnapshot(uint64_t position);
+  void DecodeSnapshot();
+  absl::StatusOr<std::shared_ptr<Put>> CaptureBlock(uint64_t block, uint64_t payload_bytes);
+  absl::StatusOr<std::shared_ptr<Put>> CaptureSnapshot(uint64_t position, bool to_hold);
+  bool SnapshotKnown(uint64_t position);
+  absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows);
+  void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
+  absl::Status Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth);
+  void Drop(RecordClass record_class, const absl::Status& status);
+  int32_t PinnedDevice() const;
+
+  std::shared_ptr<Cache> cache_;
+  std::shared_ptr<NameSpace> name_space_;
+  plan::SnapshotPolicy policy_;
+  WriterOptions options_;
+  Prompt prompt_;
+  std::vector<base::BlockDigest> keys_;  // of the complete blocks of prompt_, as far as they were needed
+  uint64_t computed_ = 0;
+  uint64_t stored_blocks_ = 0;  // blocks that were submitted or found; those before it may have been evicted since
+  uint64_t tried_blocks_ = 0;   // complete blocks at the last try to store
+  uint64_t rebuilt_at_ = kNoPosition;  // start of a sequence whose state was rebuilt by a full replay
+  std::vector<uint64_t> wanted_;       // ascending positions at which snapshots are wanted
+  uint64_t prompt_end_ = 0;            // of the last prompt that SnapshotPositions was asked for: decoding begins there
+  std::vector<std::optional<Buffer>> sources_;  // by stream
+  Captured held_;                               // the newest state while decoding
+  std::shared_ptr<WriterProgress> progress_;
+};
+
+}  // namespace kvstrata::core::engine
