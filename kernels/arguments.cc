@@ -296,8 +296,7 @@ int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args
   if (!FixStride(out.entries, out.width, out.key_stride)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.heads, out.weight_stride)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.entries, out.score_stride)) return kInvalidArgument;
-  if (out.entries == 0) out.tokens = 0;  // nothing to score, and no pointers to step
-  if (out.tokens == 0) return kOk;
+  if (out.tokens == 0 || out.entries == 0) return kOk;
   if (!IsFloats(out.queries) || !IsFloats(out.keys) || !IsFloats(out.weights) || !IsFloats(out.scores)) {
     return kInvalidArgument;
   }
@@ -311,7 +310,6 @@ int32_t Prepare(const kvstrata_topk_args* in, kvstrata_topk_args& out, Checks ch
   if (!RangeFits(out.first_position, out.tokens)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.entries, out.score_stride)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.k, out.index_stride)) return kInvalidArgument;
-  if (out.entries == 0) out.score_stride = 0;  // a null pointer may not be stepped
   if (out.tokens == 0 || checks == Checks::kShapesOnly) return kOk;
   if (!Aligned(out.indices, alignof(int32_t))) return kInvalidArgument;
   if (out.entries != 0 && !IsFloats(out.scores)) return kInvalidArgument;
@@ -439,11 +437,7 @@ int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out, Che
   if (!FixStride(out.tokens, out.outputs, out.y_stride)) return kInvalidArgument;
   if (out.tokens == 0 || out.outputs == 0 || checks == Checks::kShapesOnly) return kOk;
   if (!IsFloats(out.y)) return kInvalidArgument;
-  if (out.inputs == 0) {  // null pointers may not be stepped
-    out.x_stride = 0;
-    out.weight_stride = 0;
-    return kOk;
-  }
+  if (out.inputs == 0) return kOk;
   if (!IsFloats(out.x) || !Aligned(out.weights, TypeAlign(out.weight_type))) return kInvalidArgument;
   return kOk;
 }

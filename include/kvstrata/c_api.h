@@ -13,14 +13,15 @@
  *              references to its parents, so handles may be destroyed in any order, and may move between threads. A
  *              handle is externally synchronised (one thread at a time) unless its own sentence says otherwise.
  *   Structs    begin with struct_size, which the caller sets to sizeof. A zero-filled struct with struct_size set is a
- *              complete initialiser: zero is every member's default. The library reads the smaller of both sizes; members
- *              that the caller's size lacks count as zero; a larger struct is accepted only if all bytes that this
- *              library does not know are zero (else KVSTRATA_E_STRUCT_TOO_NEW). Output structs follow the same
- *              rule: the library writes the smaller of both sizes, keeps the caller's struct_size and zeroes the surplus.
- *              Arrays of structs travel with a stride in bytes; each element's own struct_size is checked.
+ *              complete initialiser: zero is every member's default. The library reads the smaller of both sizes;
+ *              members that the caller's size lacks count as zero; a larger struct is accepted only if all bytes that
+ *              this library does not know are zero (else KVSTRATA_E_STRUCT_TOO_NEW). Output structs follow the same
+ *              rule: the library writes the smaller of both sizes, keeps the caller's struct_size and zeroes the
+ *              surplus. Arrays of structs travel with a stride in bytes; each element's own struct_size is checked.
  *   Status     every function that can fail returns kvstrata_status and takes an optional kvstrata_error*, owned by
- *              the caller, which then names the field and the value at fault. There is no thread-local error text. A miss is
- *              KVSTRATA_OK with a length of zero and a reason. On failure outputs are untouched unless stated otherwise.
+ *              the caller, which then names the field and the value at fault. There is no thread-local error text. A
+ *              miss is KVSTRATA_OK with a length of zero and a reason. On failure outputs are untouched unless stated
+ *              otherwise.
  *   Ownership  an out-pointer to a handle is the caller's to destroy. Pointers passed in are borrowed for the call,
  *              unless stated otherwise. Text returned as const char* is static.
  *   Tokens     are int32 ids. Positions and lengths count tokens from the start of the sequence.
@@ -102,7 +103,8 @@ typedef struct kvstrata_error {
 /* "KVSTRATA_E_IO" for KVSTRATA_E_IO; "KVSTRATA_E_?" for a number that is no status. Static text. Any thread. */
 KVSTRATA_API const char* kvstrata_status_name(kvstrata_status status);
 
-/* The SONAME number (KVSTRATA_ABI_VERSION of the library's build), the newest on-disk format it can write, its release. */
+/* The SONAME number (KVSTRATA_ABI_VERSION of the library's build), the newest on-disk format it can write, its
+ * release. */
 KVSTRATA_API uint32_t kvstrata_abi_version(void);
 KVSTRATA_API uint32_t kvstrata_format_version(void);
 KVSTRATA_API const char* kvstrata_version_string(void);
@@ -219,7 +221,8 @@ KVSTRATA_API kvstrata_status kvstrata_layout_from_config(const char* json, uint6
 /* From the canonical text, `size` bytes. Text that is not in canonical form is refused with its line number. */
 KVSTRATA_API kvstrata_status kvstrata_layout_from_text(const char* text, uint64_t size, kvstrata_layout** out,
                                                        kvstrata_error* error);
-/* Grouped-query (or multi-head) attention: per layer one K and one V row of kv_heads*head_dim*element_bytes per token. */
+/* Grouped-query (or multi-head) attention: per layer one K and one V row of kv_heads*head_dim*element_bytes per
+ * token. */
 KVSTRATA_API kvstrata_status kvstrata_layout_gqa(uint32_t layers, uint32_t kv_heads, uint32_t head_dim,
                                                  uint32_t element_bytes, uint32_t block_tokens, kvstrata_layout** out,
                                                  kvstrata_error* error);
@@ -264,9 +267,9 @@ KVSTRATA_API kvstrata_status kvstrata_layout_text(const kvstrata_layout* layout,
  * 4. Storage: an engine may bring its own
  *
  * The table is copied when the cache opens; ctx belongs to the cache on success and is destroyed through `destroy`
- * exactly once, after the last call. On failure of kvstrata_cache_open it stays the caller's. All members are called from any
- * thread, several at once. A put replaces an older record of its key as a whole: a get returns bytes of one of both,
- * never a mixture.
+ * exactly once, after the last call. On failure of kvstrata_cache_open it stays the caller's. All members are called
+ * from any thread, several at once. A put replaces an older record of its key as a whole: a get returns bytes of one of
+ * both, never a mixture.
  */
 typedef struct kvstrata_key {
   uint8_t bytes[32];
@@ -283,7 +286,8 @@ typedef struct kvstrata_storage_request kvstrata_storage_request;
 /* Must be called exactly once per accepted request, on any thread, also inside submit. `bytes` is what was moved. */
 typedef void (*kvstrata_complete_fn)(void* user, kvstrata_status status, uint64_t bytes, int64_t native_code);
 
-/* One put or ranged get. Everything it points to stays valid until its completion. */
+/* One put or ranged get. Everything it points to stays valid until its completion; the request itself only during
+ * submit: a storage copies it. */
 struct kvstrata_storage_request {
   uint32_t struct_size;
   int32_t kind;                /* KVSTRATA_STORAGE_PUT or GET                                                        */
@@ -324,7 +328,8 @@ typedef struct kvstrata_storage {
   kvstrata_status (*stat)(void* ctx, const kvstrata_key* key, int32_t* out_exists, uint64_t* out_payload_bytes);
   kvstrata_status (*remove)(void* ctx, const kvstrata_key* key); /* an absent key is KVSTRATA_OK                     */
   kvstrata_status (*sync)(void* ctx);
-  /* Paged: *cursor is 0 at first; fills up to `capacity` entries, `stride` bytes apart; *cursor 0 afterwards = the end. */
+  /* Paged: *cursor is 0 at first; fills up to `capacity` entries, `stride` bytes apart; *cursor 0 afterwards: the end.
+   */
   kvstrata_status (*list)(void* ctx, uint64_t* cursor, kvstrata_storage_entry* entries, uint64_t capacity,
                           uint64_t stride, uint64_t* out_count);
 } kvstrata_storage;
@@ -375,15 +380,16 @@ typedef struct kvstrata_device {
  *   - in a rows stream: token position / ratio (row i covers tokens i*ratio .. i*ratio+ratio-1);
  *   - in a WINDOW, OVERLAP or OPEN state stream: the token position that the row belongs to;
  *   - in any other state stream: 0 .. state_rows-1.
- * A canonical row is the concatenation of its columns. Without columns a row is one run of row_bytes. Column c of the row
- * in element e (of a page, for PAGES) lies at
+ * A canonical row is the concatenation of its columns. Without columns a row is one run of row_bytes. Column c of the
+ * row in element e (of a page, for PAGES) lies at
  *   LINEAR  base + offset_c + (row - first) * stride_c       first = first_row; in state streams: the oldest row
  *   RING    base + offset_c + ((row - first_row) mod capacity_rows) * stride_c
- *   PAGES   base + page_ids[row / rows_per_page - first_page] * page_stride + offset_c + (row % rows_per_page) * stride_c
+ *   PAGES   base + page_ids[row / rows_per_page - first_page] * page_stride
+ *                + offset_c + (row % rows_per_page) * stride_c
  *   SLOTS   base + offset_c + slots[row - first] * stride_c  (slots are page_ids; first as for LINEAR)
- * so that a planar page (all codes, then all scales) and an interleaved one differ only in their columns. A page or slot id
- * of -1 skips its rows: as a destination nothing is written, as a source the block cannot be stored and is counted.
- * Every address is checked against [base, base + size_bytes) before anything is touched.
+ * so that a planar page (all codes, then all scales) and an interleaved one differ only in their columns. A page or
+ * slot id of -1 skips its rows: as a destination nothing is written, as a source the block cannot be stored and is
+ * counted. Every address is checked against [base, base + size_bytes) before anything is touched.
  */
 enum { KVSTRATA_MEMORY_HOST = 0, KVSTRATA_MEMORY_DEVICE = 1 };
 enum { KVSTRATA_FORM_LINEAR = 0, KVSTRATA_FORM_RING = 1, KVSTRATA_FORM_PAGES = 2, KVSTRATA_FORM_SLOTS = 3 };
@@ -465,8 +471,9 @@ typedef struct kvstrata_close_info {
   uint64_t dropped_snapshots;
 } kvstrata_close_info;
 
-/* Drains accepted writes for at most timeout_ms (0 = 30,000), makes them durable, ends the threads and closes the storage. Handles made
- * from the cache stay valid but answer KVSTRATA_E_INVALID_STATE. Closing twice is KVSTRATA_OK. `out` may be NULL. */
+/* Drains accepted writes for at most timeout_ms (0 = 30,000), makes them durable, ends the threads and closes the
+ * storage. Handles made from the cache stay valid but answer KVSTRATA_E_INVALID_STATE. Closing twice is KVSTRATA_OK.
+ * `out` may be NULL. */
 KVSTRATA_API kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms, kvstrata_close_info* out,
                                                   kvstrata_error* error);
 /* Closes (if still open) and releases. */
@@ -490,7 +497,7 @@ typedef struct kvstrata_stats {
   /* stores */
   uint64_t blocks_stored, blocks_deduplicated, blocks_dropped, snapshots_stored, snapshots_dropped;
   uint64_t blocks_evicted, snapshots_evicted, blocks_removed, snapshots_removed; /* removed: corrupt or dropped      */
-  uint64_t bytes_in, bytes_out; /* put into, and evicted or removed from, storage: bytes_in - bytes_out == held since open */
+  uint64_t bytes_in, bytes_out; /* found by open or put, and gone again: bytes_in - bytes_out == held_bytes          */
   /* gauges */
   uint64_t held_bytes, held_row_bytes, held_snapshot_bytes, capacity_bytes, snapshot_capacity_bytes;
   uint64_t held_blocks, held_snapshots;
@@ -600,7 +607,7 @@ typedef struct kvstrata_namespace_info {
   uint8_t id[16];            /* of this life of the namespace; never reused                                         */
   uint64_t blocks, snapshots, row_bytes, snapshot_bytes;
   uint64_t foreign_layout_bytes; /* bytes of other stored namespaces whose identity is equal but for the layout    */
-  char nearest_difference[240]; /* how the nearest other stored namespace differs: "block_tokens: stored 128, given 256" */
+  char nearest_difference[240]; /* to the nearest other stored namespace: "block_tokens: stored 128, given 256"      */
 } kvstrata_namespace_info;
 
 KVSTRATA_API kvstrata_status kvstrata_namespace_get_info(kvstrata_namespace* name_space, kvstrata_namespace_info* out,
@@ -613,7 +620,8 @@ KVSTRATA_API kvstrata_status kvstrata_namespace_drop(kvstrata_namespace* name_sp
  * 9. Lookup
  */
 
-/* What besides its token id makes a position's rows what they are: an image digest, an adapter switch. Compared whole. */
+/* What besides its token id makes a position's rows what they are: an image digest, an adapter switch. Compared
+ * whole. */
 typedef struct kvstrata_extra_key {
   uint32_t struct_size;
   uint32_t type;     /* the engine's own numbering                                                                  */
@@ -643,15 +651,15 @@ enum {
   KVSTRATA_MODE_SNAPSHOT = 1,        /* blocks to the usable length, state at it; nothing runs again but the tail    */
   KVSTRATA_MODE_SNAPSHOT_REPLAY = 2, /* blocks to H, state at S < H; tokens S .. H-1 run again                       */
   KVSTRATA_MODE_FULL_REPLAY = 3,     /* blocks to H, no state; tokens H-(W-1)*L .. H-1 run again from an empty window */
-  KVSTRATA_MODE_BOUNDED_REPLAY = 4   /* blocks to H; the last W tokens run again; not exact, for layouts trained for it */
+  KVSTRATA_MODE_BOUNDED_REPLAY = 4   /* blocks to H; the last W tokens run again: not exact, for models trained so  */
 };
 
 /* Why a match is not longer, or nothing. */
 enum {
   KVSTRATA_REASON_NONE = 0,
-  KVSTRATA_REASON_ABSENT = 1,             /* not even the first block is stored                                     */
-  KVSTRATA_REASON_DIVERGED = 2,           /* stored up to the matched length; what follows differs or is not stored */
-  KVSTRATA_REASON_CAPPED = 3,             /* the whole prompt is stored; at least one token must be computed        */
+  KVSTRATA_REASON_ABSENT = 1,             /* the next block is not stored; of a miss: not even the first one        */
+  KVSTRATA_REASON_DIVERGED = 2,           /* a stored chain goes on with other tokens                               */
+  KVSTRATA_REASON_CAPPED = 3,             /* at least one token must be computed, or kvstrata_match_limit           */
   KVSTRATA_REASON_SHORTER_THAN_BLOCK = 4,
   KVSTRATA_REASON_NO_SNAPSHOT = 5,        /* rows are there, state is not, and replay is not allowed                */
   KVSTRATA_REASON_MODE_NOT_ALLOWED = 6,
@@ -662,7 +670,8 @@ enum {
   KVSTRATA_REASON_HELD = 11,              /* the caller already holds as much                                       */
   KVSTRATA_REASON_FOREIGN = 12,           /* a stored record belongs to another identity                            */
   KVSTRATA_REASON_CORRUPT = 13,
-  KVSTRATA_REASON_EVICTED = 14            /* gone between lookup and read                                           */
+  KVSTRATA_REASON_EVICTED = 14,           /* gone between lookup and read                                           */
+  KVSTRATA_REASON_UNREADABLE = 15         /* the storage failed or was too slow                                     */
 };
 
 typedef struct kvstrata_lookup_options {
@@ -693,8 +702,8 @@ typedef struct kvstrata_match_info {
   uint64_t replayed_tokens;    /* = usable_tokens - replay_from                                                     */
   uint64_t recomputed_tokens;  /* = prompt_tokens - usable_tokens                                                   */
   uint64_t bytes_to_read;
-  double restore_seconds;      /* estimate: reading and replaying; 0 = rates unknown                                */
-  double recompute_seconds;    /* estimate of what the hit saves; 0 = rate unknown                                  */
+  double restore_seconds;      /* estimate of the reading; 0 = the storage's rate is unknown                        */
+  double recompute_seconds;    /* estimate of running tokens replay_from .. n-1; 0 = the prefill rate is unknown    */
 } kvstrata_match_info;
 
 /* Longest stored prefix of `tokens`. Pure memory: no I/O. `options` may be NULL. Always gives a match on success, also
@@ -749,8 +758,8 @@ typedef struct kvstrata_plan_result {
   kvstrata_status status;   /* of a FAILED or CANCELLED plan                                                        */
 } kvstrata_plan_result;
 
-/* Called when a layer became ready and once at the end, never inside start. May only signal (set a flag, wake a thread).
- * A non-zero return cancels the plan. */
+/* Called when a layer became ready and once at the end, never inside start. May only signal (set a flag, wake a
+ * thread). A non-zero return cancels the plan. */
 typedef int32_t (*kvstrata_plan_signal_fn)(void* user, uint64_t layers_ready, int32_t state);
 
 typedef struct kvstrata_plan_options {
@@ -764,7 +773,8 @@ typedef struct kvstrata_plan_options {
   void* signal_user;
 } kvstrata_plan_options;
 
-/* `options` may be NULL. The plan keeps the match's lease until it is destroyed. */
+/* `options` may be NULL. The plan keeps the match's lease until it is destroyed. No I/O, except where the layout has a
+ * state of varying size: then the snapshot's head is read, since the caller must know the size. */
 KVSTRATA_API kvstrata_status kvstrata_plan_create(kvstrata_match* match, const kvstrata_plan_options* options,
                                                   kvstrata_plan** out, kvstrata_error* error);
 
@@ -783,15 +793,15 @@ KVSTRATA_API uint64_t kvstrata_plan_segment_count(const kvstrata_plan* plan);
 KVSTRATA_API kvstrata_status kvstrata_plan_get_segment(const kvstrata_plan* plan, uint64_t index,
                                                        kvstrata_plan_segment* out, kvstrata_error* error);
 
-/* Checks every destination against the plan, then begins. From here until the plan has quiesced the destinations' memory
- * is the plan's own; page id arrays and columns are copied. Nothing outside the given ranges is ever written. */
+/* Checks every destination against the plan, then begins. From here until the plan has quiesced the destinations'
+ * memory is the plan's own; page id arrays and columns are copied. Nothing outside the given ranges is ever written. */
 KVSTRATA_API kvstrata_status kvstrata_plan_start(kvstrata_plan* plan, const kvstrata_buffer* destinations,
                                                  uint64_t count, uint64_t stride, kvstrata_error* error);
 /* Never blocks. */
 KVSTRATA_API kvstrata_status kvstrata_plan_poll(const kvstrata_plan* plan, kvstrata_plan_result* out,
                                                 kvstrata_error* error);
-/* Waits until the leading `layers` layers are ready or the plan has ended; KVSTRATA_E_TIMEOUT after timeout_ms leaves the
- * plan running. UINT64_MAX waits without limit of its own (io_timeout_ms bounds it). `out` may be NULL. */
+/* Waits until the leading `layers` layers are ready or the plan has ended; KVSTRATA_E_TIMEOUT after timeout_ms leaves
+ * the plan running. UINT64_MAX waits without limit of its own (io_timeout_ms bounds it). `out` may be NULL. */
 KVSTRATA_API kvstrata_status kvstrata_plan_wait_layers(kvstrata_plan* plan, uint64_t layers, uint64_t timeout_ms,
                                                        kvstrata_plan_result* out, kvstrata_error* error);
 /* Waits for the end and quiescence. */
@@ -838,9 +848,10 @@ KVSTRATA_API kvstrata_status kvstrata_writer_advance(kvstrata_writer* writer, co
                                                      uint64_t computed_length, kvstrata_error* error);
 /* Takes a snapshot at the computed length now. KVSTRATA_E_INVALID_STATE off the restart grid or at length 0. */
 KVSTRATA_API kvstrata_status kvstrata_writer_snapshot(kvstrata_writer* writer, kvstrata_error* error);
-/* Where this prompt wants snapshots, ascending: cut prefill chunks there. Those at or below the writer's computed
- * length are left out. Also remembers them, so that advance takes them. `positions` may be NULL with capacity 0;
- * *out_count is the number of all, and KVSTRATA_E_BUFFER_TOO_SMALL is returned when capacity is smaller. */
+/* Where this prompt wants snapshots, ascending: cut prefill chunks there. Those below the writer's computed length are
+ * left out; one at it (after a full replay) is taken by the next advance, even one without tokens. Also remembers them,
+ * so that advance takes them. `positions` may be NULL with capacity 0; *out_count is the number of all, and
+ * KVSTRATA_E_BUFFER_TOO_SMALL is returned when capacity is smaller. */
 KVSTRATA_API kvstrata_status kvstrata_writer_snapshot_positions(kvstrata_writer* writer, const kvstrata_tokens* prompt,
                                                                 uint64_t* positions, uint64_t capacity,
                                                                 uint64_t* out_count, kvstrata_error* error);

@@ -157,30 +157,6 @@ TEST_CASE("size first: NULL, too short, longer with a zero tail, longer with an 
   });
 }
 
-TEST_CASE("nothing to read needs no pointer, whatever the stride") {
-  std::array<int32_t, 4> picks{};
-  auto topk = Args<kvstrata_topk_args>();
-  MakeEmpty(topk);
-  topk.tokens = 4;
-  topk.score_stride = 8;
-  topk.indices = picks.data();
-  CHECK(Reference().topk(&topk, nullptr) == KVSTRATA_KERNELS_OK);
-  CHECK(picks == std::array<int32_t, 4>{-1, -1, -1, -1});
-  auto scores = Args<kvstrata_index_scores_args>();
-  MakeEmpty(scores);
-  scores.tokens = 4;
-  scores.score_stride = 8;
-  CHECK(Reference().index_scores(&scores, nullptr) == KVSTRATA_KERNELS_OK);
-  std::array<float, 4> y;
-  y.fill(3.0f);
-  auto project = Args<kvstrata_project_args>();
-  project.tokens = project.outputs = 2;
-  project.x_stride = project.weight_stride = 8;
-  project.y = y.data();
-  CHECK(Reference().project(&project, nullptr) == KVSTRATA_KERNELS_OK);
-  CHECK(y == std::array<float, 4>{});
-}
-
 TEST_CASE("rows without pointers are refused") {
   const auto refuse = [](auto function, auto args, auto change) {
     MakeEmpty(args);

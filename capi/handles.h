@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the C ABI's incomplete structs are. Each holds counted references, so that handles die in any order.
+//
+// Thread rule: as c_api.h says for each handle.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "kvstrata/c_api.h"
+#include "lib/engine/cache.h"
+#include "lib/engine/match.h"
+#include "lib/engine/restore.h"
+#include "lib/engine/writer.h"
+#include "lib/layout/layout.h"
+
+namespace kvstrata::capi {
+
+namespace engine = kvstrata::core::engine;
+namespace layout = kvstrata::core::layout;
+
+// kvstrata_tokens to a Prompt; kvstrata_buffer to a BufferDesc. Both copy all they point to.
+struct TokenInput {
+  std::vector<int32_t> ids;
+  std::vector<engine::ExtraKey> keys;
+};
+absl::StatusOr<TokenInput> ReadTokens(const kvstrata_tokens* tokens, const char* field);
+absl::StatusOr<engine::Prompt> ReadPrompt(const kvstrata_tokens* tokens, const char* field);
+absl::StatusOr<engine::BufferDesc> ReadBuffer(const void* buffer, const std::string& field);
+
+}  // namespace kvstrata::capi
+
+struct kvstrata_cache {
+  std::shared_ptr<kvstrata::core::engine::Cache> cache;
+};
+
+struct kvstrata_layout {
+  kvstrata::core::layout::Layout value;
+};
+
+struct kvstrata_namespace {
+  std::shared_ptr<kvstrata::core::engine::Cache> cache;
+  std::shared_ptr<kvstrata::core::engine::NameSpace> name_space;
+  kvstrata::core::plan::SnapshotPolicy policy;
+  bool existed = false;
+};
+
+struct kvstrata_match {
+  std::unique_ptr<kvstrata::core::engine::Match> match;
+};
+
+struct kvstrata_plan {
+  std::shared_ptr<kvstrata::core::engine::RestorePlan> plan;
+};
+
+struct kvstrata_writer {
+  std::unique_ptr<kvstrata::core::engine::Writer> writer;
+};

@@ -1,0 +1,343 @@
+// SPDX-License-Identifier: Apache-2.0
+// Cache and namespace handles.
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "capi/handles.h"
+#include "capi/shim_storage.h"
+#include "capi/struct_reader.h"
+#include "lib/storage/file.h"
+#include "lib/storage/memory.h"
+
+namespace kvstrata::capi {
+namespace {
+
+namespace plan = kvstrata::core::plan;
+
+constexpr uint64_t kDefaultCloseMs = 30'000;
+
+std::chrono::milliseconds Milliseconds(uint64_t ms, uint64_t fallback) {
+  // A century: longer ones would overflow a clock.
+  constexpr uint64_t kMost = uint64_t{100} * 365 * 24 * 3600 * 1000;
+  return std::chrono::milliseconds(std::min(ms == 0 ? fallback : ms, kMost));
+}
+
+// The storage that the options name; `caller` is set when it is the caller's own.
+absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cache_options& options,
+                                                              std::shared_ptr<CallerStorage>* caller) {
+  if (options.storage != nullptr) {
+    if (options.path != nullptr) return base::InvalidArgument("options.path", "given together with a storage");
+    absl::StatusOr<std::shared_ptr<CallerStorage>> made = CallerStorage::Create(options.storage);
+    if (!made.ok()) return made.status();
+    *caller = *made;
+    return std::shared_ptr<storage::Storage>(*made);
+  }
+  const bool read_only = (options.flags & KVSTRATA_CACHE_READ_ONLY) != 0;
+  if (options.path == nullptr) {
+    if (read_only) return base::InvalidArgument("options.flags", "a store in memory cannot be opened read-only");
+    storage::MemoryOptions memory;
+    // The engine keeps its own, tighter account; this only leaves room for a record that replaces another.
+    memory.capacity_bytes = options.capacity_bytes > UINT64_MAX / 2 ? UINT64_MAX : options.capacity_bytes * 2;
+    return std::shared_ptr<storage::Storage>(std::make_shared<storage::MemoryStorage>(memory));
+  }
+  storage::FileOptions file;
+  file.path = options.path;
+  file.read_only = read_only;
+  if (options.io_threads != 0) file.io_threads = options.io_threads;
+  absl::StatusOr<std::unique_ptr<storage::FileStorage>> opened = storage::FileStorage::Open(file);
+  if (!opened.ok()) return opened.status();
+  return std::shared_ptr<storage::Storage>(*std::move(opened));
+}
+
+absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out) {
+  if (out == nullptr) return base::InvalidArgument("out", "NULL");
+  const absl::StatusOr<kvstrata_cache_options> options = ReadStruct<kvstrata_cache_options>(given, "options");
+  if (!options.ok()) return options.status();
+  if ((options->flags & ~uint32_t{KVSTRATA_CACHE_READ_ONLY}) != 0) {
+    return base::InvalidArgument("options.flags", std::to_string(options->flags));
+  }
+  if (options->io_threads > 64) {
+    return base::InvalidArgument("options.io_threads", std::to_string(options->io_threads) + " > 64");
+  }
+  engine::CacheOptions cache;
+  cache.read_only = (options->flags & KVSTRATA_CACHE_READ_ONLY) != 0;
+  if (!cache.read_only && options->capacity_bytes == 0) {
+    return base::InvalidArgument("options.capacity_bytes", "0: a byte budget is required");
+  }
+  cache.capacity_bytes = options->capacity_bytes;
+  cache.snapshot_bytes = options->snapshot_bytes;
+  cache.staging_bytes = options->staging_bytes;
+  cache.lease_bytes = options->lease_bytes;
+  cache.lease_ms = options->lease_ms;
+  cache.io_timeout_ms = options->io_timeout_ms;
+  cache.threads = options->io_threads;
+  cache.max_blocks = options->max_blocks;
+  if (options->allocator != nullptr) {
+    absl::StatusOr<std::shared_ptr<CallerAllocator>> allocator = CallerAllocator::Create(options->allocator);
+    if (!allocator.ok()) return allocator.status();
+    cache.allocator = allocator->get();
+    cache.keep_alive = *std::move(allocator);
+  }
+  std::shared_ptr<CallerDevice> device;
+  if (options->device != nullptr) {
+    absl::StatusOr<std::shared_ptr<CallerDevice>> made = CallerDevice::Create(options->device);
+    if (!made.ok()) return made.status();
+    device = *made;
+    cache.device = device;
+  }
+  std::shared_ptr<CallerStorage> caller_storage;
+  absl::StatusOr<std::shared_ptr<storage::Storage>> opened = OpenStorage(*options, &caller_storage);
+  if (!opened.ok()) return opened.status();
+  cache.storage = *std::move(opened);
+  absl::StatusOr<std::shared_ptr<engine::Cache>> made = engine::Cache::Open(std::move(cache));
+  if (!made.ok()) return made.status();
+  auto handle = std::make_unique<kvstrata_cache>(kvstrata_cache{*std::move(made)});
+  if (caller_storage != nullptr) caller_storage->Adopt();
+  if (device != nullptr) device->Adopt();
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+void FillStats(const engine::Stats& stats, kvstrata_stats* out) {
+  // The same members in the same order, behind struct_size and reserved0: see lib/engine/stats.h.
+  static_assert(sizeof(engine::Stats) + 2 * sizeof(uint32_t) == sizeof(kvstrata_stats));
+  std::memcpy(reinterpret_cast<unsigned char*>(out) + 2 * sizeof(uint32_t), &stats, sizeof(stats));
+}
+
+absl::Status GetEvents(kvstrata_cache* cache, uint64_t from, kvstrata_event* events, uint64_t capacity, uint64_t stride,
+                       uint64_t* out_count, uint64_t* out_next) {
+  if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+  if (out_count == nullptr || out_next == nullptr) return base::InvalidArgument("out_count or out_next", "NULL");
+  if (events == nullptr && capacity > 0) return base::InvalidArgument("events", "NULL with a capacity");
+  if (absl::Status status = cache->cache->CheckUsable(); !status.ok()) return status;
+  const uint64_t step = stride == 0 ? sizeof(kvstrata_event) : stride;
+  auto* bytes = reinterpret_cast<unsigned char*>(events);
+  const size_t limit = std::min<uint64_t>(capacity, engine::EventRing::kCapacity);
+  for (size_t i = 0; i < limit; ++i) {
+    if (absl::Status status = CheckOutput(bytes + i * step, "events"); !status.ok()) return status;
+  }
+  uint64_t next = 0;
+  const std::vector<engine::Event> read = cache->cache->Events(from, limit, &next);
+  for (size_t i = 0; i < read.size(); ++i) {
+    kvstrata_event event{};
+    event.kind = static_cast<int32_t>(read[i].kind);
+    event.sequence = read[i].sequence;
+    std::memcpy(event.namespace_id, read[i].name_space.data(), sizeof(event.namespace_id));
+    std::memcpy(event.digest, &read[i].digest, sizeof(event.digest));
+    event.position = read[i].position;
+    event.bytes = read[i].bytes;
+    WriteStruct(event, bytes + i * step);
+  }
+  *out_count = read.size();
+  *out_next = next;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<plan::SnapshotPolicy> ReadPolicy(const kvstrata_namespace_options& options) {
+  constexpr uint32_t kKnown = KVSTRATA_SNAPSHOT_PROMPT_END | KVSTRATA_SNAPSHOT_OUTPUT_END | KVSTRATA_SNAPSHOT_EVERY_N |
+                              KVSTRATA_SNAPSHOT_COMMON_PREFIX | KVSTRATA_SNAPSHOT_NEVER;
+  const uint32_t flags = options.snapshot_policy;
+  const std::string text = std::to_string(flags);
+  if ((flags & ~kKnown) != 0) return base::InvalidArgument("options.snapshot_policy", text + " has unknown bits");
+  const bool every = (flags & KVSTRATA_SNAPSHOT_EVERY_N) != 0;
+  if (every != (options.snapshot_every_tokens != 0)) {
+    return base::InvalidArgument("options.snapshot_every_tokens", "goes with KVSTRATA_SNAPSHOT_EVERY_N");
+  }
+  if ((flags & KVSTRATA_SNAPSHOT_NEVER) != 0) {
+    if (flags != KVSTRATA_SNAPSHOT_NEVER) return base::InvalidArgument("options.snapshot_policy", text);
+    return plan::SnapshotPolicy::Zero();
+  }
+  if (flags == 0) return plan::SnapshotPolicy::Ends();
+  plan::SnapshotPolicy policy;
+  policy.at_prompt_end = (flags & KVSTRATA_SNAPSHOT_PROMPT_END) != 0;
+  policy.at_output_end = (flags & KVSTRATA_SNAPSHOT_OUTPUT_END) != 0;
+  policy.at_common_prefix = (flags & KVSTRATA_SNAPSHOT_COMMON_PREFIX) != 0;
+  policy.every_tokens = every ? options.snapshot_every_tokens : 0;
+  return policy;
+}
+
+absl::Status OpenNamespace(kvstrata_cache* cache, const kvstrata_namespace_options* given, kvstrata_namespace** out) {
+  if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+  if (out == nullptr) return base::InvalidArgument("out", "NULL");
+  const absl::StatusOr<kvstrata_namespace_options> options = ReadStruct<kvstrata_namespace_options>(given, "options");
+  if (!options.ok()) return options.status();
+  if (options->layout == nullptr) return base::InvalidArgument("options.layout", "NULL");
+  if ((options->flags & ~uint32_t{KVSTRATA_NAMESPACE_MUST_EXIST}) != 0) {
+    return base::InvalidArgument("options.flags", std::to_string(options->flags));
+  }
+  const absl::StatusOr<plan::SnapshotPolicy> policy = ReadPolicy(*options);
+  if (!policy.ok()) return policy.status();
+  const absl::StatusOr<std::vector<kvstrata_identity_field>> fields = ReadArray<kvstrata_identity_field>(
+      options->fields, options->field_count, options->field_stride, layout::kMaxIdentityFields, "options.fields");
+  if (!fields.ok()) return fields.status();
+  std::vector<layout::FieldView> views;
+  for (size_t i = 0; i < fields->size(); ++i) {
+    const kvstrata_identity_field& field = (*fields)[i];
+    if (field.name == nullptr) {
+      return base::InvalidArgument("options.fields[" + std::to_string(i) + "].name", "NULL");
+    }
+    views.push_back({field.name, field.bytes, field.size});
+  }
+  absl::StatusOr<layout::Identity> identity = layout::Identity::Create(views);
+  if (!identity.ok()) return identity.status();
+  auto handle = std::make_unique<kvstrata_namespace>();
+  handle->cache = cache->cache;
+  handle->policy = *policy;
+  absl::StatusOr<std::shared_ptr<engine::NameSpace>> opened =
+      cache->cache->OpenNamespace(*std::move(identity), options->layout->value,
+                                  (options->flags & KVSTRATA_NAMESPACE_MUST_EXIST) != 0, &handle->existed);
+  if (!opened.ok()) return opened.status();
+  handle->name_space = *std::move(opened);
+  *out = handle.release();
+  return absl::OkStatus();
+}
+
+}  // namespace
+}  // namespace kvstrata::capi
+
+using namespace kvstrata::capi;  // the ABI's functions are the only names in this file outside it
+
+extern "C" {
+
+kvstrata_status kvstrata_cache_open(const kvstrata_cache_options* options, kvstrata_cache** out,
+                                    kvstrata_error* error) {
+  return Fence(error, [&] { return OpenCache(options, out); });
+}
+
+kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms, kvstrata_close_info* out,
+                                     kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+    if (out != nullptr) {
+      if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    }
+    engine::CloseInfo info;
+    const absl::Status status = cache->cache->Close(Milliseconds(timeout_ms, kDefaultCloseMs), &info);
+    if (status.ok() && out != nullptr) {
+      kvstrata_close_info value{};
+      value.dropped_blocks = info.dropped_blocks;
+      value.dropped_snapshots = info.dropped_snapshots;
+      WriteStruct(value, out);
+    }
+    return status;
+  });
+}
+
+void kvstrata_cache_destroy(kvstrata_cache* cache) {
+  if (cache == nullptr) return;
+  Fence(nullptr, [&] { return cache->cache->Close(Milliseconds(0, kDefaultCloseMs), nullptr); });
+  delete cache;
+}
+
+kvstrata_status kvstrata_cache_stats(kvstrata_cache* cache, kvstrata_stats* out, kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+    if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    if (absl::Status status = cache->cache->CheckUsable(); !status.ok()) return status;
+    kvstrata_stats stats{};
+    FillStats(cache->cache->stats(), &stats);
+    WriteStruct(stats, out);
+    return absl::OkStatus();
+  });
+}
+
+kvstrata_status kvstrata_cache_events(kvstrata_cache* cache, uint64_t from_sequence, kvstrata_event* events,
+                                      uint64_t capacity, uint64_t stride, uint64_t* out_count, uint64_t* out_next,
+                                      kvstrata_error* error) {
+  return Fence(error, [&] { return GetEvents(cache, from_sequence, events, capacity, stride, out_count, out_next); });
+}
+
+kvstrata_status kvstrata_cache_verify(kvstrata_cache* cache, kvstrata_progress_fn progress, void* user,
+                                      kvstrata_verify_info* out, kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+    if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    engine::Progress report;
+    if (progress != nullptr) {
+      report = [&](uint64_t done, uint64_t total) { return progress(user, done, total) == 0; };
+    }
+    const absl::StatusOr<engine::VerifyInfo> info = cache->cache->Verify(report);
+    if (!info.ok()) return info.status();
+    kvstrata_verify_info value{};
+    value.records = info->records;
+    value.bytes = info->bytes;
+    value.corrupt = info->corrupt;
+    value.removed = info->removed;
+    value.unreadable = info->unreadable;
+    WriteStruct(value, out);
+    return absl::OkStatus();
+  });
+}
+
+kvstrata_status kvstrata_cache_trim(kvstrata_cache* cache, uint64_t target_bytes, uint64_t* out_held_bytes,
+                                    kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+    const absl::StatusOr<uint64_t> held = cache->cache->Trim(target_bytes);
+    if (held.ok() && out_held_bytes != nullptr) *out_held_bytes = *held;
+    return held.status();
+  });
+}
+
+kvstrata_status kvstrata_cache_sync(kvstrata_cache* cache, kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+    return cache->cache->Sync();
+  });
+}
+
+kvstrata_status kvstrata_cache_purge_foreign(kvstrata_cache* cache, uint64_t* out_bytes, kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
+    const absl::StatusOr<uint64_t> bytes = cache->cache->PurgeForeign();
+    if (bytes.ok() && out_bytes != nullptr) *out_bytes = *bytes;
+    return bytes.status();
+  });
+}
+
+kvstrata_status kvstrata_namespace_open(kvstrata_cache* cache, const kvstrata_namespace_options* options,
+                                        kvstrata_namespace** out, kvstrata_error* error) {
+  return Fence(error, [&] { return OpenNamespace(cache, options, out); });
+}
+
+void kvstrata_namespace_destroy(kvstrata_namespace* name_space) {
+  if (name_space == nullptr) return;
+  // A forked child must not touch the parent's locks; what it inherited it leaves alone.
+  if (!name_space->cache->InOwnerProcess()) return;
+  name_space->cache->CloseNamespace(name_space->name_space.get());
+  delete name_space;
+}
+
+kvstrata_status kvstrata_namespace_get_info(kvstrata_namespace* name_space, kvstrata_namespace_info* out,
+                                            kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (name_space == nullptr) return base::InvalidArgument("name_space", "NULL");
+    if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    if (absl::Status status = name_space->cache->CheckUsable(); !status.ok()) return status;
+    const engine::NamespaceInfo info = name_space->cache->DescribeNamespace(*name_space->name_space);
+    kvstrata_namespace_info value{};
+    value.existed = name_space->existed ? 1 : 0;
+    std::memcpy(value.id, info.id.data(), sizeof(value.id));
+    value.blocks = info.blocks;
+    value.snapshots = info.snapshots;
+    value.row_bytes = info.row_bytes;
+    value.snapshot_bytes = info.snapshot_bytes;
+    value.foreign_layout_bytes = info.foreign_layout_bytes;
+    const size_t size = std::min(info.nearest_difference.size(), sizeof(value.nearest_difference) - 1);
+    std::memcpy(value.nearest_difference, info.nearest_difference.data(), size);
+    WriteStruct(value, out);
+    return absl::OkStatus();
+  });
+}
+
+kvstrata_status kvstrata_namespace_drop(kvstrata_namespace* name_space, kvstrata_error* error) {
+  return Fence(error, [&]() -> absl::Status {
+    if (name_space == nullptr) return base::InvalidArgument("name_space", "NULL");
+    return name_space->cache->DropNamespace(name_space->name_space);
+  });
+}
+
+}  // extern "C"
