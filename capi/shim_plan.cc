@@ -89,9 +89,9 @@ absl::Status CreatePlan(kvstrata_match* match, const kvstrata_plan_options* give
   restore.timeout_ms = options->timeout_ms;
   restore.stream = options->stream;
   if (options->signal != nullptr) {
-    restore.signal = [signal = options->signal, user = options->signal_user](uint64_t layers,
+    restore.notify = [notify = options->signal, user = options->signal_user](uint64_t layers,
                                                                              engine::RestoreState state) {
-      return signal(user, layers, static_cast<int32_t>(state)) == 0;
+      return notify(user, layers, static_cast<int32_t>(state)) == 0;
     };
   }
   absl::StatusOr<std::shared_ptr<engine::RestorePlan>> plan =

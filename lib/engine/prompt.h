@@ -50,8 +50,8 @@ class Prompt {
   std::vector<ExtraKey> keys_;  // ascending positions
 };
 
-// The digest of the tokens [boundary, position) after the block whose key is `boundary_key`; zero at the boundary itself,
-// where there are none.
+// The digest of the tokens [boundary, position) after the block whose key is `boundary_key`; zero at the boundary
+// itself, where there are none.
 base::Digest128 TailOf(const Prompt& prompt, const base::BlockDigest& boundary_key, uint64_t boundary,
                        uint64_t position);
 

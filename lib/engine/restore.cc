@@ -533,8 +533,8 @@ void RestorePlan::LayersReady(uint64_t layers) {
     result_.plan = plan_;
     changed_.NotifyAll();
   }
-  if (layers == 0 || layers == layers_.size() || !options_.signal) return;
-  if (!options_.signal(layers, RestoreState::kRunning)) Cancel();
+  if (layers == 0 || layers == layers_.size() || !options_.notify) return;
+  if (!options_.notify(layers, RestoreState::kRunning)) Cancel();
 }
 
 void RestorePlan::Finish(RestoreState state, absl::Status status) {
@@ -566,7 +566,7 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
       default: stats.restores_failed += 1; break;
     }
   }
-  if (options_.signal) options_.signal(layers, state);
+  if (options_.notify) options_.notify(layers, state);
 }
 
 // --- proving and writing -----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ struct RestoreOptions {
   uint64_t timeout_ms = 0;
   void* stream = nullptr;  // the device's
   // Returns false to cancel.
-  std::function<bool(uint64_t layers_ready, RestoreState state)> signal;
+  std::function<bool(uint64_t layers_ready, RestoreState state)> notify;
 };
 
 struct RestoreResult {
