@@ -221,7 +221,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void FinishOpenPut(Put& put);
 
   bool Fits(RecordClass record_class, uint64_t bytes) const;
-  bool EvictOne(RecordClass record_class, std::vector<Removal>* removals);
+  bool EvictOne(RecordClass record_class, uint64_t bytes, std::vector<Removal>* removals);
   bool EvictBlock(std::vector<Removal>* removals);
   bool EvictSnapshot(std::vector<Removal>* removals);
   void CountRemoval(RecordClass record_class, const storage::Key& key, uint64_t bytes, std::vector<Removal>* removals);

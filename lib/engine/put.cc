@@ -20,11 +20,12 @@ void Cache::AddPut(const std::shared_ptr<Put>& put) {
 
 void Cache::FinishPut(const std::shared_ptr<Put>& put, absl::Status status) {
   std::vector<Removal> removals;
+  // Given back before the lock is taken: the allocator may be the caller's.
+  put->staging.Reset();
   {
     base::MutexLock lock(mutex_);
     put->io_done = true;
     put->io_status = std::move(status);
-    put->staging.Reset();
     ResolvePut(put, &removals);
     changed_.NotifyAll();
   }

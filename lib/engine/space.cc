@@ -47,9 +47,9 @@ absl::Status Cache::Reserve(RecordClass record_class, uint64_t bytes, std::chron
         (record_class == RecordClass::kSnapshot ? pending_snapshot_bytes_ : pending_row_bytes_) += bytes;
         return absl::OkStatus();
       }
-      if (!EvictOne(record_class, &removals)) {
-        // Space that others are freeing, or puts that may yet fail, can still make room.
-        const bool hope = !removing_.empty();
+      if (!EvictOne(record_class, bytes, &removals)) {
+        // Space that others are freeing, and puts that can be evicted once they have ended, may still make room.
+        const bool hope = !removing_.empty() || !puts_.empty();
         if (!hope || !changed_.WaitUntil(mutex_, deadline)) {
           return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes", "full, and nothing can be evicted");
         }
@@ -64,16 +64,16 @@ void Cache::Unreserve(RecordClass record_class, uint64_t bytes) {
   changed_.NotifyAll();
 }
 
-bool Cache::EvictOne(RecordClass record_class, std::vector<Removal>* removals) {
+// For a snapshot of `bytes`: within the snapshots' own share it is rows that give way, beyond it another snapshot.
+bool Cache::EvictOne(RecordClass record_class, uint64_t bytes, std::vector<Removal>* removals) {
+  const uint64_t snapshots = snapshot_bytes_ + pending_snapshot_bytes_ + removing_snapshot_bytes_;
+  const bool in_share = snapshots <= options_.snapshot_bytes && bytes <= options_.snapshot_bytes - snapshots;
   for (const bool after_expiry : {false, true}) {
     if (after_expiry) ExpireLeases();
-    const bool snapshots_over = record_class == RecordClass::kSnapshot &&
-                                snapshot_bytes_ + pending_snapshot_bytes_ + removing_snapshot_bytes_ > 0;
-    const uint64_t total = HeldBytes() + pending_row_bytes_ + pending_snapshot_bytes_;
-    const bool prefer_rows = record_class == RecordClass::kRows || total >= options_.capacity_bytes;
-    if (prefer_rows && EvictBlock(removals)) return true;
-    if (snapshots_over && EvictSnapshot(removals)) return true;
-    if (!prefer_rows && EvictBlock(removals)) return true;
+    if (record_class == RecordClass::kRows || in_share) {
+      if (EvictBlock(removals)) return true;
+    }
+    if (record_class == RecordClass::kSnapshot && EvictSnapshot(removals)) return true;
   }
   return false;
 }
@@ -200,7 +200,7 @@ absl::StatusOr<uint64_t> Cache::Trim(uint64_t target_bytes) {
     std::vector<Removal> removals;
     {
       base::MutexLock lock(mutex_);
-      if (HeldBytes() <= target_bytes || !EvictOne(RecordClass::kRows, &removals)) {
+      if (HeldBytes() <= target_bytes || !EvictOne(RecordClass::kRows, 0, &removals)) {
         if (HeldBytes() <= target_bytes || !EvictSnapshot(&removals)) return HeldBytes();
       }
     }
