@@ -87,7 +87,10 @@ absl::Status RecordFiles::OpenRoot() {
     end = path_.find('/', end + 1);
     const std::string part = path_.substr(0, end);
     const int made = os_.MkdirAt(AT_FDCWD, part.c_str(), kFolderMode);
-    if (made >= 0) os_.ChmodAt(AT_FDCWD, part.c_str(), kFolderMode);  // whatever the umask took away
+    if (made >= 0) {
+      os_.ChmodAt(AT_FDCWD, part.c_str(), kFolderMode);  // whatever the umask took away
+      ++made_above_;
+    }
     if (end == std::string::npos && made < 0 && made != -EEXIST) return base::IoError("make", path_, -made);
   }
   root_ = os_.OpenAt(AT_FDCWD, path_.c_str(), O_RDONLY | O_DIRECTORY, 0);
@@ -112,15 +115,13 @@ absl::Status RecordFiles::Prepare(base::Random& random) {
   absl::Status status = MakeFolder(kStagingFolder);
   if (status.ok()) status = MakeFolder(kRecordsFolder);
   for (uint32_t shard = 0; status.ok() && shard < kShards; ++shard) status = MakeFolder(ShardFolder(shard).data());
-  if (status.ok()) status = SyncFolder(kRecordsFolder);
-  if (status.ok()) status = SyncFolder(".");
-  if (status.ok()) status = CleanStaging();
-  return status;
+  return status.ok() ? CleanStaging() : status;
 }
 
 absl::Status RecordFiles::MakeFolder(const char* name) {
   int result = os_.MkdirAt(root_, name, kFolderMode);
   if (result == -EEXIST) return absl::OkStatus();
+  made_below_ = true;
   if (result >= 0) result = os_.ChmodAt(root_, name, kFolderMode);
   return result < 0 ? WriteError(directory(), "make", name, result) : absl::OkStatus();
 }
@@ -357,15 +358,29 @@ absl::Status RecordFiles::ListRecord(const Key& key, ListPage* page) {
 absl::Status RecordFiles::Sync() {
   if (read_only_) return absl::OkStatus();
   base::MutexLock lock(sync_mutex_);
-  absl::Status first;
+  if (folders_.ok()) folders_ = SyncMadeFolders();
+  absl::Status first = folders_;
   for (uint32_t shard = 0; shard < kShards; ++shard) {
-    absl::Status status = SyncShard(shard);
+    absl::Status status = SyncShard(shard, folders_);
     if (first.ok()) first = std::move(status);
   }
   return first;
 }
 
-absl::Status RecordFiles::SyncShard(uint32_t number) {
+absl::Status RecordFiles::SyncMadeFolders() {
+  if (std::exchange(made_below_, false)) {
+    if (absl::Status status = SyncFolder(kRecordsFolder); !status.ok()) return status;
+    if (absl::Status status = SyncFolder("."); !status.ok()) return status;
+  }
+  for (std::string above = ".."; made_above_ > 0; --made_above_, above += "/..") {
+    const absl::Status status = SyncFolder(above.c_str());
+    // One that may be passed through but not read cannot be flushed by us.
+    if (!status.ok() && base::NativeCodeOf(status) != EACCES) return status;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status RecordFiles::SyncShard(uint32_t number, const absl::Status& above) {
   Shard& shard = shards_[number];
   absl::flat_hash_set<Key> keys;
   {
@@ -374,13 +389,14 @@ absl::Status RecordFiles::SyncShard(uint32_t number) {
     keys.swap(shard.unsynced);
     shard.changed = false;
   }
-  absl::Status first;
+  absl::Status first = above;
   for (const Key& key : keys) {
-    absl::Status status = SyncRecord(key);
+    absl::Status status = above.ok() ? SyncRecord(key) : above;
     if (status.ok()) continue;
     DropUnsynced(shard, key);
     if (first.ok()) first = std::move(status);
   }
+  if (!above.ok()) return above;
   absl::Status folder = SyncFolder(ShardFolder(number).data());
   if (folder.ok()) return first;
   for (const Key& key : keys) DropUnsynced(shard, key);

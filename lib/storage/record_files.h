@@ -102,7 +102,9 @@ class RecordFiles {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(list_mutex_);
   absl::Status ListRecord(const Key& key, ListPage* page);
 
-  absl::Status SyncShard(uint32_t number);
+  absl::Status SyncMadeFolders() ABSL_EXCLUSIVE_LOCKS_REQUIRED(sync_mutex_);
+  // `above` is how the flush of the folders above went: on failure what is unsynced is dropped unflushed.
+  absl::Status SyncShard(uint32_t number, const absl::Status& above);
   absl::Status SyncRecord(const Key& key);
   absl::Status SyncFolder(const char* name);
   void DropUnsynced(Shard& shard, const Key& key);
@@ -123,6 +125,11 @@ class RecordFiles {
 
   // One Sync at a time: a second one must not return while the first still flushes what it took over.
   base::Mutex sync_mutex_;
+  // Folders made by Open and not flushed yet: inside the directory, and how many from it upwards.
+  bool made_below_ = false;
+  uint32_t made_above_ = 0;
+  // How their flush went. After a failure nothing in them is known to be durable, ever.
+  absl::Status folders_ ABSL_GUARDED_BY(sync_mutex_);
 
   // The names of the folder that a listing is in, so that its next page does not read the folder again.
   base::Mutex list_mutex_;

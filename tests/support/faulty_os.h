@@ -36,6 +36,8 @@ class FaultyOs : public core::storage::Os {
   // Fails each call for which `choose` says so.
   void FailWhere(std::function<bool(OsCall call, const char* path)> choose, int error);
   void FailNothing();
+  // Flushes succeed without being done: milliseconds each, and no test here takes the power away.
+  void SkipFlushes() { skip_flushes_ = true; }
   // At most this many bytes move in one read or write; 0 takes the limit away.
   void LimitTransfers(uint64_t bytes) { transfer_limit_ = bytes; }
 
@@ -71,6 +73,7 @@ class FaultyOs : public core::storage::Os {
   std::atomic<bool> fail_after_{false};
   std::atomic<bool> failed_{false};
   std::atomic<uint64_t> transfer_limit_{0};
+  bool skip_flushes_ = false;
   int error_ = 0;
   std::function<bool(OsCall, const char*)> choose_;
   core::base::Mutex mutex_;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A directory of its own for one test, removed with all that is in it at the end.
+// A directory of its own for one test, removed with all that is in it at the end: where temporary files are, or in
+// memory where the system has such a place: for tests of which a disk is no part, and that one would slow down.
 //
 // Thread rule: made and destroyed on one thread.
 #pragma once
@@ -15,8 +16,13 @@ namespace kvstrata::test {
 
 class TempDir {
  public:
-  TempDir() : owner_(getpid()) {
-    std::string name = (std::filesystem::temp_directory_path() / "kvstrata-test-XXXXXX").string();
+  enum class Place { kDisk, kMemory };
+
+  explicit TempDir(Place place = Place::kDisk) : owner_(getpid()) {
+    static constexpr char kMemoryFolder[] = "/dev/shm";
+    const bool in_memory = place == Place::kMemory && access(kMemoryFolder, W_OK | X_OK) == 0;
+    const std::filesystem::path above = in_memory ? kMemoryFolder : std::filesystem::temp_directory_path();
+    std::string name = (above / "kvstrata-test-XXXXXX").string();
     if (mkdtemp(name.data()) == nullptr) throw std::system_error(errno, std::generic_category(), name);
     path_ = name;
   }
