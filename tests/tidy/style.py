@@ -26,7 +26,7 @@ FORBIDDEN = (
     (r"\b(?:abort|exit|_exit|_Exit|quick_exit)\s*\(", "ends the process"),
     (r"\bstd\s*::\s*terminate\b", "ends the process"),
     (r"\bthrow\b(?!\s*\(\s*\))", "throws"),
-    (r"\b(?:umask|setrlimit|signal|sigaction|setenv|putenv|setlocale|chdir)\s*\(", "changes the whole process"),
+    (r"(?<![\w.>])(?:umask|setrlimit|signal|sigaction|setenv|putenv|setlocale|chdir)\s*\(", "changes the whole process"),
     (r"\babsl\s*::\s*Mutex", "misleads ThreadSanitizer; use lib/base/mutex.h"),
     (r"\b(?:sprintf|strcpy|strcat|gets|strtok|rand|srand)\s*\(", "is not safe to use"),
 )
@@ -186,6 +186,7 @@ PLANTED = (
     ("capi/a.cc", SPDX + "void f() { throw 1; }\n", "throws"),
     ("kernels/a.cc", SPDX + "void f() { exit(1); }\n", "ends the process"),
     ("lib/a.cc", SPDX + "void f() { umask(0); }\n", "whole process"),
+    ("lib/a.cc", SPDX + "void f() { options.signal(1); plan->signal(2); }\n", ""),
     ("lib/a.h", SPDX + "int x;\n", "pragma once"),
     ("include/kvstrata/a.h", SPDX + GUARD + "#endif\n", ""),
     ("include/kvstrata/a.h", SPDX + "#define KVSTRATA_A_H\n", "include guard"),
