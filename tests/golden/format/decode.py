@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A second decoder of records, written from lib/format/FORMAT.md alone, with nothing but the standard library. It knows
+no XXH3, so it reads checksums without comparing them; everything else that a reader must refuse, it refuses.
+
+usage: decode.py FOLDER        every record of the folder must say what expected.json says, and no damaged one may pass
+       decode.py META PAYLOAD  prints what a record says
+"""
+
+import json
+import os
+import struct
+import sys
+
+
+class Refused(Exception):
+    """The field at fault."""
+
+
+def require(holds, field):
+    if not holds:
+        raise Refused(field)
+
+
+def read(layout, data, offset, field):
+    require(offset + struct.calcsize(layout) <= len(data), field)
+    return struct.unpack_from(layout, data, offset)
+
+
+def identity(data, magic):
+    require(data[:4] == magic, "magic")
+    version, kind = read("<HH", data, 4, "version")
+    require(version == 1, "version")
+    require(1 <= kind <= 4, "kind")
+    name_space, sequence, position, key, parent, tail = read("<16sQQ24s24s16s", data, 8, "identity")
+    return {"kind": kind, "namespace": name_space.hex(), "sequence": sequence, "position": position, "key": key.hex(),
+            "parent": parent.hex(), "tail": tail.hex()}
+
+
+def decode_meta(data):
+    out = identity(data, b"KVSM")
+    require(len(data) == 128, "meta")
+    out["payload_bytes"], reserved = read("<QQ", data, 104, "meta")
+    require(reserved == 0, "reserved")
+    return out
+
+
+def decode_payload(data):
+    out = identity(data, b"KVSH")
+    head_bytes, tokens, extra_bytes, slices, reserved = read("<IIIIQ", data, 104, "counts")
+    require(reserved == 0, "reserved")
+    require(tokens <= 1 << 16, "tokens")
+    require(extra_bytes <= 1 << 24, "extra_bytes")
+    require(slices <= 1 << 13, "slices")
+    require(head_bytes == 136 + 4 * tokens + extra_bytes + 24 * slices, "head_bytes")
+    require(head_bytes <= len(data), "head_bytes")
+    out["tokens"] = list(struct.unpack_from(f"<{tokens}i", data, 128))
+    table = 128 + 4 * tokens + extra_bytes
+    out["extra"] = data[128 + 4 * tokens:table].hex()
+    out["slices"] = []
+    offset = head_bytes
+    for i in range(slices):
+        stream, flags, size, checksum = struct.unpack_from("<IIQQ", data, table + 24 * i)
+        require(flags <= 1, "slice flags")
+        require(flags == 0 or size == 0, "slice bytes")
+        require(size <= len(data) - offset, "slice bytes")
+        out["slices"].append({"stream": stream, "absent": flags, "data": data[offset:offset + size].hex(),
+                              "checksum": checksum})
+        offset += size
+    require(offset == len(data), "payload")
+    return out
+
+
+def decode_namespace(frame):
+    """Identity fields and layout text; a zstd frame is beyond the standard library."""
+    method, size = read("<BI", frame, 0, "frame")
+    require(method == 0 and size == len(frame) - 5, "frame")
+    text = frame[5:]
+    (identity_bytes,) = read("<I", text, 0, "identity")
+    layout_at = 4 + identity_bytes
+    (layout_bytes,) = read("<I", text, layout_at, "layout")
+    require(layout_at + 4 + layout_bytes == len(text), "layout")
+    fields, offset = {}, 8
+    for _ in range(read("<I", text, 4, "identity")[0]):
+        (length,) = read("<I", text, offset, "identity")
+        name = text[offset + 4:offset + 4 + length].decode("ascii")
+        (size,) = read("<Q", text, offset + 4 + length, "identity")
+        offset += 12 + length
+        fields[name] = text[offset:offset + size]
+        offset += size
+    require(offset == layout_at and list(fields) == sorted(fields), "identity")
+    return fields, text[layout_at + 4:].decode("ascii")
+
+
+def decode(meta, payload):
+    out = decode_meta(meta)
+    body = decode_payload(payload)
+    require(all(body[field] == out[field] for field in identity(meta, b"KVSM")), "identity")
+    require(out["payload_bytes"] == len(payload), "payload_bytes")
+    out.update(body)
+    return out
+
+
+def load(path):
+    with open(path, "rb") as stream:
+        return stream.read()
+
+
+def refuses(function, *arguments):
+    try:
+        function(*arguments)
+    except Refused:
+        return True
+    return False
+
+
+def check(folder):
+    problems = []
+    with open(os.path.join(folder, "expected.json"), encoding="ascii") as stream:
+        expected = json.load(stream)
+    for name, wanted in expected.items():
+        meta, payload = (load(os.path.join(folder, f"{name}.{suffix}")) for suffix in ("meta", "payload"))
+        del wanted["record_key"]  # follows from digests
+        if decode(meta, payload) != wanted:
+            problems.append(f"{name}: {decode(meta, payload)}, expected {wanted}")
+        problems += [f"{name}: accepts a meta of {n} bytes" for n in range(128) if not refuses(decode_meta, meta[:n])]
+        problems += [f"{name}: accepts a payload of {n} bytes" for n in range(len(payload))
+                     if not refuses(decode_payload, payload[:n])]
+    fields, layout = decode_namespace(bytes.fromhex(expected["namespace"]["slices"][0]["data"]))
+    if fields != {"adapter": b"", "weights": bytes(range(7))} or not layout.startswith("kvstrata-layout 1\n"):
+        problems.append(f"namespace: {fields} {layout}")
+    return problems
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3:
+        print(json.dumps(decode(load(sys.argv[1]), load(sys.argv[2])), indent=1))
+    else:
+        found = check(sys.argv[1])
+        print("\n".join(found) or "golden records: as expected")
+        sys.exit(1 if found else 0)

@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the golden records of format version 1 from lib/format/FORMAT.md alone; kept to show where they come from.
+
+usage: generate.py   (in this folder; needs the package xxhash, which the tests do not)
+
+NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say.
+"""
+
+import json
+import struct
+
+import xxhash
+
+MASK = 2**64 - 1
+ROOT, BLOCK, TAIL = 0x6B76737472610001, 0x6B76737472610002, 0x6B76737472610003
+LAYOUT = (b"kvstrata-layout 1\n"
+          b"family custom\n"
+          b"profile f\n"
+          b"block_tokens 4\n"
+          b"replay none window 0 layers 0\n"
+          b"streams 2\n"
+          b"stream 0 rows other layer 0 ratio 2 row_bytes 3 state_rows 0 packing raw flags -\n"
+          b"stream 1 state window layer 0 ratio 1 row_bytes 5 state_rows 3 packing raw flags optional\n"
+          b"end\n")
+FIELDS = [(b"adapter", b""), (b"weights", bytes(range(7)))]
+LIFE = bytes(range(0xA0, 0xB0))
+TOKENS = [1, -2, 2**31 - 1, -2**31, 7, 8]  # one block of four, then a tail of two
+EXTRA = [(1, 9, b"image"), (4, 2, b"")]    # position, type, bytes
+
+
+def checksum(data, sequence):
+    return xxhash.xxh3_64_intdigest(data, seed=sequence * 0x9E3779B97F4A7C15 & MASK)
+
+
+def chain_key(seed, digest_start, check_start, rest):
+    digest = xxhash.xxh3_128_intdigest(digest_start + rest, seed=seed)
+    check = xxhash.xxh3_64_intdigest(check_start + rest, seed=seed ^ MASK)
+    return struct.pack("<QQQ", digest & MASK, digest >> 64, check)
+
+
+def child_key(seed, parent, tokens, extra):
+    rest = struct.pack(f"<Q{len(tokens)}iQ", len(tokens), *tokens, len(extra)) + extra
+    return chain_key(seed, parent[:16], parent[16:], rest)
+
+
+def extra_of(first, count):
+    return b"".join(struct.pack("<IIQ", position - first, kind, len(data)) + data
+                    for position, kind, data in EXTRA if first <= position < first + count)
+
+
+def identity(magic, record):
+    return struct.pack("<4sHH16sQQ24s24s16s", magic, 1, record["kind"], bytes.fromhex(record["namespace"]),
+                       record["sequence"], record["position"], bytes.fromhex(record["key"]),
+                       bytes.fromhex(record["parent"]), bytes.fromhex(record["tail"]))
+
+
+def sealed(data, sequence):
+    return data + struct.pack("<Q", checksum(data, sequence))
+
+
+def payload_of(record):
+    tokens, extra = record["tokens"], bytes.fromhex(record["extra"])
+    slices = b""
+    for entry in record["slices"]:
+        data = bytes.fromhex(entry["data"])
+        # Of an absent slice the checksum is not looked at; a writer gives 0.
+        entry["checksum"] = 0 if entry["absent"] else checksum(data, record["sequence"])
+        slices += struct.pack("<IIQQ", entry["stream"], entry["absent"], len(data), entry["checksum"])
+    size = 136 + 4 * len(tokens) + len(extra) + len(slices)
+    head = identity(b"KVSH", record) + struct.pack("<IIIIQ", size, len(tokens), len(extra), len(record["slices"]), 0)
+    head += struct.pack(f"<{len(tokens)}i", *tokens) + extra + slices
+    return sealed(head, record["sequence"]) + b"".join(bytes.fromhex(entry["data"]) for entry in record["slices"])
+
+
+def slice_of(stream, data, absent=0):
+    return {"stream": stream, "absent": absent, "data": data.hex()}
+
+
+def record(kind, name_space, sequence, position, key, parent, tail, tokens, extra, slices):
+    return {"kind": kind, "namespace": name_space.hex(), "sequence": sequence, "position": position, "key": key.hex(),
+            "parent": parent.hex(), "tail": tail.hex(), "tokens": tokens, "extra": extra.hex(), "slices": slices}
+
+
+def main():
+    names = struct.pack("<I", len(FIELDS))
+    for name, value in FIELDS:
+        names += struct.pack("<I", len(name)) + name + struct.pack("<Q", len(value)) + value
+    text = struct.pack("<I", len(names)) + names + struct.pack("<I", len(LAYOUT)) + LAYOUT
+    framed = struct.pack("<Q", len(text)) + text
+    root = chain_key(ROOT, b"", b"", framed)
+    block = child_key(BLOCK, root, TOKENS[:4], extra_of(0, 4))
+    tail = child_key(TAIL, block, TOKENS[4:], extra_of(4, 2))[:16]
+    snapshot = child_key(BLOCK, block, [], struct.pack("<Q", 6) + tail)
+    frame = struct.pack("<BI", 0, len(text)) + text
+    none24, none16, epoch = bytes(24), bytes(16), 3
+    sequence = epoch << 32
+    records = {
+        "store": record(4, none16, sequence, epoch, none24, none24, none16, [], b"", []),
+        "namespace": record(3, LIFE, sequence + 1, 0, root, none24, none16, [], b"", [slice_of(0, frame)]),
+        "block": record(1, LIFE, sequence + 2, 4, block, root, none16, TOKENS[:4], extra_of(0, 4),
+                        [slice_of(0, bytes(range(1, 7)))]),
+        "snapshot": record(2, LIFE, sequence + 3, 6, block, none24, tail, TOKENS[4:], extra_of(4, 2),
+                           [slice_of(0, b"abc"), slice_of(1, b"", absent=1)]),
+    }
+    record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot}
+    for name, fields in records.items():
+        payload = payload_of(fields)
+        meta = sealed(identity(b"KVSM", fields) + struct.pack("<QQ", len(payload), 0), fields["sequence"])
+        fields["payload_bytes"] = len(payload)
+        fields["record_key"] = (record_chain_keys[name] + struct.pack("<H", fields["kind"]) + bytes(6)).hex()
+        for suffix, data in ("meta", meta), ("payload", payload):
+            with open(f"{name}.{suffix}", "wb") as stream:
+                stream.write(data)
+    with open("expected.json", "w", encoding="ascii") as stream:
+        json.dump(records, stream, indent=1)
+        stream.write("\n")
+
+
+if __name__ == "__main__":
+    main()

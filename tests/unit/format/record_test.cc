@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// Meta and head of records: what goes in comes out, golden bytes that another program made from FORMAT.md, and the
+// refusal of everything that is not exactly right.
+#include "lib/format/record.h"
+
+#include <fstream>
+#include <iterator>
+#include <string>
+#include <string_view>
+
+#include "lib/base/checksum.h"
+#include "lib/base/random.h"
+#include "lib/base/status.h"
+#include "tests/support/catch.hpp"
+
+namespace base = kvstrata::core::base;
+namespace format = kvstrata::core::format;
+
+namespace {
+
+using Bytes = std::vector<std::byte>;
+
+Bytes ReadGolden(const std::string& name) {
+  std::ifstream stream(KVSTRATA_GOLDEN_FORMAT "/" + name, std::ios::binary);
+  REQUIRE(stream.good());
+  const std::string text{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+  const base::ByteView view = base::AsBytes(text);
+  return Bytes(view.begin(), view.end());
+}
+
+// A buffer of exactly these bytes, so that a sanitizer sees the first one read past them.
+Bytes Exact(base::ByteView bytes) { return Bytes(bytes.begin(), bytes.end()); }
+
+format::RecordIdentity RandomIdentity(base::SeededRandom& random) {
+  format::RecordIdentity identity;
+  identity.kind = static_cast<format::RecordKind>(1 + random.Below(4));
+  REQUIRE(random.Fill(identity.name_space).ok());
+  identity.sequence = random.NextU64();
+  identity.position = random.NextU64();
+  identity.key = {{random.NextU64(), random.NextU64()}, random.NextU64()};
+  identity.parent = {{random.NextU64(), random.NextU64()}, random.NextU64()};
+  identity.tail = {random.NextU64(), random.NextU64()};
+  return identity;
+}
+
+format::RecordHead RandomHead(base::SeededRandom& random) {
+  format::RecordHead head;
+  head.identity = RandomIdentity(random);
+  for (uint64_t i = random.Below(5); i > 0; --i) head.tokens.push_back(static_cast<int32_t>(random.NextU64()));
+  head.extra.resize(random.Below(40));
+  REQUIRE(random.Fill(head.extra).ok());
+  for (uint64_t i = random.Below(5); i > 0; --i) {
+    const bool absent = random.Below(3) == 0;
+    head.slices.push_back({static_cast<uint32_t>(random.NextU64()), absent, absent ? 0 : random.NextU64(),
+                           random.NextU64()});
+  }
+  return head;
+}
+
+// Puts a new value into a field and makes the checksum right again: a mistake that is not a flipped bit.
+template <typename T>
+Bytes Patched(Bytes bytes, size_t offset, T value) {
+  base::StoreLittleEndian(bytes.data() + offset, value);
+  const uint64_t sequence = base::LoadLittleEndian<uint64_t>(bytes.data() + 24);
+  const size_t covered = bytes.size() - 8;
+  base::StoreLittleEndian(bytes.data() + covered, base::Checksum(base::ByteView(bytes).first(covered), sequence));
+  return bytes;
+}
+
+template <typename Decoder>
+void CheckRefused(const Decoder& decode, const Bytes& bytes, base::Code code, std::string_view field) {
+  const absl::Status status = decode(bytes).status();
+  INFO(status.ToString());
+  CHECK(base::CodeOf(status) == code);
+  CHECK(base::FieldOf(status) == field);
+}
+
+// Every flipped bit and every truncation: an error that names a field.
+template <typename Decoder>
+void CheckNeighbours(const Decoder& decode, const Bytes& bytes) {
+  for (size_t i = 0; i < bytes.size(); ++i) {
+    CAPTURE(i);
+    for (int bit = 0; bit < 8; ++bit) {
+      Bytes flipped = bytes;
+      flipped[i] ^= std::byte{1} << bit;
+      const absl::Status status = decode(flipped).status();
+      const base::Code code = base::CodeOf(status);
+      const bool refused = code == base::Code::kCorrupt || code == base::Code::kFormatTooNew;
+      if (!refused || base::FieldOf(status).empty()) FAIL("bit " << bit << ": " << status.ToString());
+    }
+    const absl::Status cut = decode(Exact(base::ByteView(bytes).first(i))).status();
+    if (base::CodeOf(cut) != base::Code::kCorrupt || base::FieldOf(cut).empty()) FAIL(cut.ToString());
+  }
+  Bytes longer = bytes;
+  longer.push_back(std::byte{0});
+  CHECK(base::CodeOf(decode(longer).status()) == base::Code::kCorrupt);
+}
+
+const auto kDecodeMeta = [](const Bytes& bytes) { return format::DecodeRecordMeta(bytes); };
+const auto kDecodeHead = [](const Bytes& bytes) { return format::DecodeHead(bytes); };
+const auto kPeek = [](const Bytes& bytes) { return format::PeekHeadBytes(bytes); };
+
+}  // namespace
+
+TEST_CASE("a meta and a head come back as they were written") {
+  const uint64_t seed = 20260301;
+  CAPTURE(seed);
+  base::SeededRandom random(seed);
+  for (int round = 0; round < 200; ++round) {
+    const format::RecordMeta meta{RandomIdentity(random), random.NextU64()};
+    const Bytes meta_bytes = format::EncodeRecordMeta(meta);
+    REQUIRE(meta_bytes.size() == format::kMetaBytes);
+    const auto read = format::DecodeRecordMeta(meta_bytes);
+    REQUIRE(read.ok());
+    CHECK(read->identity == meta.identity);
+    CHECK(read->payload_bytes == meta.payload_bytes);
+
+    const format::RecordHead head = RandomHead(random);
+    const Bytes bytes = format::EncodeHead(head);
+    REQUIRE(bytes.size() == format::HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size()));
+    CHECK(format::PeekHeadBytes(Exact(base::ByteView(bytes).first(format::kHeadPrefixBytes))).value() == bytes.size());
+    const auto decoded = format::DecodeHead(bytes);
+    REQUIRE(decoded.ok());
+    CHECK(decoded->identity == head.identity);
+    CHECK(decoded->tokens == head.tokens);
+    CHECK(decoded->extra == head.extra);
+    CHECK(decoded->slices == head.slices);
+  }
+}
+
+TEST_CASE("no flipped bit, no cut and no surplus byte passes") {
+  const uint64_t seed = 20260302;
+  CAPTURE(seed);
+  base::SeededRandom random(seed);
+  CheckNeighbours(kDecodeMeta, format::EncodeRecordMeta({RandomIdentity(random), random.NextU64()}));
+  for (int round = 0; round < 4; ++round) CheckNeighbours(kDecodeHead, format::EncodeHead(RandomHead(random)));
+}
+
+TEST_CASE("a field that is wrong under a right checksum is named") {
+  using base::Code;
+  base::SeededRandom random(20260303);
+  const Bytes meta = format::EncodeRecordMeta({RandomIdentity(random), 77});
+  CheckRefused(kDecodeMeta, Patched<uint32_t>(meta, 0, 0x4853564b), Code::kCorrupt, "magic");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0), Code::kCorrupt, "version");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 2), Code::kFormatTooNew, "version");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0xffff), Code::kFormatTooNew, "version");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 0), Code::kCorrupt, "kind");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 5), Code::kCorrupt, "kind");
+  CheckRefused(kDecodeMeta, Patched<uint64_t>(meta, 112, 1), Code::kCorrupt, "reserved");
+
+  format::RecordHead sample;
+  sample.identity = RandomIdentity(random);
+  sample.tokens = {1, 2, 3};
+  sample.extra = Bytes(5);
+  sample.slices = {{0, false, 9, 1}, {1, true, 0, 0}};
+  const Bytes head = format::EncodeHead(sample);
+  const size_t table = 128 + 3 * 4 + 5;
+  CheckRefused(kDecodeHead, Patched<uint32_t>(head, 0, 0x4d53564b), Code::kCorrupt, "magic");
+  CheckRefused(kDecodeHead, Patched<uint16_t>(head, 4, 2), Code::kFormatTooNew, "version");
+  CheckRefused(kDecodeHead, Patched<uint16_t>(head, 6, 5), Code::kCorrupt, "kind");
+  CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 2), Code::kCorrupt, "slice flags");
+  CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 0x80000001), Code::kCorrupt, "slice flags");
+  CheckRefused(kDecodeHead, Patched<uint64_t>(head, table + 24 + 8, 1), Code::kCorrupt, "slice bytes");
+  for (const size_t reserved : {120u, 124u}) {
+    CheckRefused(kDecodeHead, Patched<uint32_t>(head, reserved, 1), Code::kCorrupt, "reserved");
+    CheckRefused(kPeek, Patched<uint32_t>(head, reserved, 1), Code::kCorrupt, "reserved");
+  }
+  // Counts that do not agree with the bytes, the largest ones included: nothing may be allocated by them.
+  const std::string_view names[] = {"head_bytes", "tokens", "extra_bytes", "slices"};
+  const uint32_t limits[] = {UINT32_MAX, 1u << 16, 1u << 24, 1u << 13};
+  for (size_t i = 0; i < 4; ++i) {
+    const size_t offset = 104 + 4 * i;
+    const uint32_t now = base::LoadLittleEndian<uint32_t>(head.data() + offset);
+    for (const uint32_t value : {now - 1, now + 1, 0u, limits[i], limits[i] + 1, 0x7fffffffu, 0x80000000u,
+                                 UINT32_MAX - 1, UINT32_MAX}) {
+      if (value == now) continue;
+      CAPTURE(i, value);
+      // The first count above its bound is named; one within it makes the sum wrong.
+      const bool above = i > 0 && value > limits[i];
+      CheckRefused(kDecodeHead, Patched(head, offset, value), Code::kCorrupt, above ? names[i] : "head_bytes");
+      CheckRefused(kPeek, Patched(head, offset, value), Code::kCorrupt, above ? names[i] : "head_bytes");
+    }
+  }
+}
+
+TEST_CASE("the size of a head that cannot be is not a small one") {
+  CHECK(format::HeadBytes(0, 0, 0) == 136);
+  CHECK(format::HeadBytes(2, 3, 4) == 136 + 8 + 3 + 96);
+  CHECK(format::HeadBytes(UINT64_MAX / 2, 0, 0) == UINT64_MAX);
+  CHECK(format::HeadBytes(0, UINT64_MAX - 100, 0) == UINT64_MAX);
+  CHECK(format::HeadBytes(0, 0, UINT64_MAX / 8) == UINT64_MAX);
+}
+
+TEST_CASE("bytes of an older writing never pass for the newer one") {
+  base::SeededRandom random(20260304);
+  format::RecordHead head = RandomHead(random);
+  head.identity.sequence = 1;
+  const Bytes older = format::EncodeHead(head);
+  head.identity.sequence = 2;
+  Bytes mixed = format::EncodeHead(head);
+  // The newer sequence number in front of the older trailer: equal bytes, another seed.
+  std::copy(older.end() - 8, older.end(), mixed.end() - 8);
+  CheckRefused(kDecodeHead, mixed, base::Code::kCorrupt, "head");
+}
+
+TEST_CASE("record keys tell kinds, positions and tails apart") {
+  const base::BlockDigest key{{1, 2}, 3};
+  const format::RecordKey block = format::MakeRecordKey(format::RecordKind::kBlock, key);
+  CHECK(block[0] == std::byte{1});
+  CHECK(block[8] == std::byte{2});
+  CHECK(block[16] == std::byte{3});
+  CHECK(block[24] == std::byte{1});
+  CHECK(block != format::MakeRecordKey(format::RecordKind::kSnapshot, key));
+  const base::BlockDigest snapshot = format::SnapshotKey(key, 8, {});
+  CHECK(snapshot != format::SnapshotKey(key, 9, {}));
+  CHECK(snapshot != format::SnapshotKey(key, 8, {1, 0}));
+  CHECK(snapshot != format::SnapshotKey({{1, 2}, 4}, 8, {}));
+  CHECK(snapshot != key);
+}
+
+// The files were made by generate.py from FORMAT.md, without this library; the values here are those of its inputs.
+TEST_CASE("golden records of version 1 are read, and written again byte for byte") {
+  const format::NamespaceId life = [] {
+    format::NamespaceId id;
+    for (size_t i = 0; i < id.size(); ++i) id[i] = static_cast<std::byte>(0xA0 + i);
+    return id;
+  }();
+  const auto extra = [](uint32_t position, uint32_t type, std::string_view text) {
+    Bytes out;
+    base::ByteWriter writer(&out);
+    writer.Write(position);
+    writer.Write(type);
+    writer.Write(uint64_t{text.size()});
+    writer.WriteBytes(base::AsBytes(text));
+    return out;
+  };
+  const Bytes frame_record = ReadGolden("namespace.payload");
+  const base::ByteView text = base::ByteView(frame_record).subspan(format::HeadBytes(0, 0, 1) + 5);
+  const base::BlockDigest root = base::RootDigest(text);
+  const std::vector<int32_t> tokens = {1, -2, INT32_MAX, INT32_MIN};
+  const std::vector<int32_t> tail_tokens = {7, 8};
+  const base::BlockDigest block = base::ChainBlock(root, tokens, extra(1, 9, "image"));
+  const base::Digest128 tail = base::TailDigest(block, tail_tokens, extra(0, 2, ""));
+  struct Golden {
+    std::string name;
+    format::RecordHead head;
+    base::BlockDigest key;
+  };
+  const uint64_t epoch = 3;
+  const std::vector<Golden> goldens = {
+      {"store", {{format::RecordKind::kStore, {}, epoch << 32, epoch, {}, {}, {}}, {}, {}, {}}, {}},
+      {"namespace", {{format::RecordKind::kNamespace, life, (epoch << 32) + 1, 0, root, {}, {}}, {}, {}, {}}, root},
+      {"block",
+       {{format::RecordKind::kBlock, life, (epoch << 32) + 2, 4, block, root, {}}, tokens, extra(1, 9, "image"), {}},
+       block},
+      {"snapshot",
+       {{format::RecordKind::kSnapshot, life, (epoch << 32) + 3, 6, block, {}, tail}, tail_tokens, extra(0, 2, ""), {}},
+       format::SnapshotKey(block, 6, tail)},
+  };
+  for (const Golden& golden : goldens) {
+    CAPTURE(golden.name);
+    const Bytes meta = ReadGolden(golden.name + ".meta"), payload = ReadGolden(golden.name + ".payload");
+    const auto read = format::DecodeRecordMeta(meta);
+    REQUIRE(read.ok());
+    CHECK(read->identity == golden.head.identity);
+    CHECK(read->payload_bytes == payload.size());
+    CHECK(format::EncodeRecordMeta(*read) == meta);
+    const auto head_bytes = format::PeekHeadBytes(base::ByteView(payload).first(format::kHeadPrefixBytes));
+    REQUIRE(head_bytes.ok());
+    const auto head = format::DecodeHead(base::ByteView(payload).first(*head_bytes));
+    REQUIRE(head.ok());
+    CHECK(head->identity == golden.head.identity);
+    CHECK(head->tokens == golden.head.tokens);
+    CHECK(head->extra == golden.head.extra);
+    CHECK(format::EncodeHead(*head) == Exact(base::ByteView(payload).first(*head_bytes)));
+    uint64_t offset = *head_bytes;
+    for (const format::Slice& slice : head->slices) {
+      REQUIRE(slice.bytes <= payload.size() - offset);
+      const base::ByteView bytes = base::ByteView(payload).subspan(offset, slice.bytes);
+      if (!slice.absent) CHECK(base::Checksum(bytes, head->identity.sequence) == slice.checksum);
+      offset += slice.bytes;
+    }
+    CHECK(offset == payload.size());
+  }
+}
