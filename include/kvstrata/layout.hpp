@@ -216,7 +216,7 @@ class layout_builder {
                        packing pack = packing::raw, std::uint32_t flags = 0) {
     return add(KVSTRATA_STREAM_ROWS, what, layer, ratio, row_bytes, 0, pack, flags);
   }
-  /// A stream that describes one position; `ratio` is the group size of OVERLAP and OPEN roles, else 0.
+  /// A stream that describes one position; `ratio` is the group size of OVERLAP and OPEN roles, else 1.
   layout_builder& state(role what, std::uint32_t layer, std::uint32_t ratio, std::uint32_t row_bytes,
                         std::uint32_t state_rows, packing pack = packing::raw, std::uint32_t flags = 0) {
     return add(KVSTRATA_STREAM_STATE, what, layer, ratio, row_bytes, state_rows, pack, flags);
@@ -224,7 +224,7 @@ class layout_builder {
   /// The last `window_rows` rows of a sliding window.
   layout_builder& window(std::uint32_t layer, std::uint32_t window_rows, std::uint32_t row_bytes,
                          packing pack = packing::raw, std::uint32_t flags = 0) {
-    return add(KVSTRATA_STREAM_STATE, role::window, layer, 0, row_bytes, window_rows, pack, flags);
+    return add(KVSTRATA_STREAM_STATE, role::window, layer, 1, row_bytes, window_rows, pack, flags);
   }
   layout_builder& stream(const kvstrata_stream& any) {
     streams_.push_back(any);
