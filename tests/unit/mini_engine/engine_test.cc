@@ -220,11 +220,11 @@ TEST_CASE("V4-Flash widths: packed rows of 584 bytes and keys of 68 are the whol
   CHECK(model->row_format.row_bytes() == 584);
   CHECK(model->key_format.row_bytes() == 68);
   CHECK(model->config.block_tokens() == 128);
-  const std::vector<int32_t> tokens = Tokens(270);
+  const std::vector<int32_t> tokens = Tokens(150);
   const std::span<const int32_t> all = tokens;
   Engine cold(model, Options(tokens.size(), 64, 2));
   cold.Run(all);
-  for (const uint64_t p : {128u, 257u}) {
+  for (const uint64_t p : {128u, 133u}) {
     CAPTURE(p);
     Engine first(model, Options(tokens.size(), 64, 2));
     first.Run(all.first(p));
@@ -238,7 +238,7 @@ TEST_CASE("V4-Flash widths: packed rows of 584 bytes and keys of 68 are the whol
 
 TEST_CASE("the demonstration's model is bit-equal in calls of any size") {
   const auto model = MakeModel(mini_engine::DemoConfig());
-  const std::vector<int32_t> tokens = Tokens(140);
+  const std::vector<int32_t> tokens = Tokens(40);
   Engine whole(model, Options(tokens.size(), 64, 2));
   whole.Run(tokens);
   Engine steps(model, Options(tokens.size(), 1));
