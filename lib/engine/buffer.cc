@@ -97,7 +97,8 @@ absl::StatusOr<Buffer::Place> Buffer::PlaceOf(uint64_t row, uint64_t remaining, 
       return place;
     case BufferForm::kRing: {
       const uint64_t capacity = desc_.capacity_rows;
-      place.element = (row % capacity + capacity - desc_.first_row % capacity) % capacity;
+      const uint64_t slot = row % capacity, origin = desc_.first_row % capacity;
+      place.element = slot >= origin ? slot - origin : capacity - (origin - slot);
       place.run = std::min(remaining, capacity - place.element);
       return place;
     }
@@ -131,6 +132,10 @@ absl::StatusOr<Buffer::Place> Buffer::PlaceOf(uint64_t row, uint64_t remaining, 
 
 absl::StatusOr<std::vector<CopyRun>> Buffer::Runs(const RowRange& range, uint64_t host_offset) const {
   std::vector<CopyRun> runs;
+  if (!base::CheckedAdd(range.first, range.count)) return Fail("rows", "their numbers pass 2^64");
+  if (desc_.form == BufferForm::kRing && range.count > desc_.capacity_rows) {
+    return Fail("capacity_rows", std::to_string(desc_.capacity_rows) + " < " + std::to_string(range.count) + " rows");
+  }
   for (uint64_t done = 0; done < range.count;) {
     const absl::StatusOr<Place> place = PlaceOf(range.first + done, range.count - done, range.element_zero);
     if (!place.ok()) return place.status();
