@@ -3,6 +3,7 @@
 // restart of the store. Profile Q, window 8, ratios 4 and 16, so W, m, M and 2M of the real model are 8, 4, 16 and 32
 // here; 4,095 to 4,097 lie beyond where top-k selects.
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@ namespace {
 using kvstrata::resume_mode;
 using restore_test::Allow;
 using restore_test::ColdLogits;
+using restore_test::ColdRun;
 using restore_test::NameOf;
 using restore_test::Rig;
 using restore_test::RigOptions;
@@ -23,6 +25,7 @@ using restore_test::Served;
 using restore_test::ServeOptions;
 using restore_test::StoreKind;
 using restore_test::TestTokens;
+using restore_test::TinyModel;
 
 constexpr StoreKind kStores[] = {StoreKind::kMemory, StoreKind::kFile, StoreKind::kUser};
 // 1, 3, 4, 5, 7, W-1, W, W+1, M-1, M, M+1, 2M-1, 2M, 2M+1 and a few beyond the longest replay of 28 tokens.
@@ -59,17 +62,18 @@ RigOptions WithoutPolicy(StoreKind store) {
 TEST_CASE("SNAPSHOT: state at every boundary length, inside blocks too") {
   const std::vector<int32_t> tokens = TestTokens(100);
   const std::span<const int32_t> all = tokens;
+  ColdRun cold(TinyModel(), tokens);
   for (const StoreKind store : kStores) {
     for (const uint64_t n : kLengths) {
       CAPTURE(NameOf(store), n);
       Rig rig(WithoutPolicy(store));
-      CHECK(SameBits(rig.Serve(all.first(n), WithSnapshotAt(n)).logits, ColdLogits(rig.model(), all.first(n))));
+      CHECK(SameBits(rig.Serve(all.first(n), WithSnapshotAt(n)).logits, cold.At(n)));
       for (const uint64_t more : {1u, 20u}) {
         const Served warm = ServeAfterRestart(rig, all.first(n + more), {resume_mode::snapshot});
         CHECK(warm.mode == resume_mode::snapshot);
         CHECK(warm.usable_tokens == n);
         CHECK(warm.replay_from == n);
-        CHECK(SameBits(warm.logits, ColdLogits(rig.model(), all.first(n + more))));
+        CHECK(SameBits(warm.logits, cold.At(n + more)));
       }
     }
   }
@@ -78,6 +82,7 @@ TEST_CASE("SNAPSHOT: state at every boundary length, inside blocks too") {
 TEST_CASE("SNAPSHOT: the policy's snapshot of a prompt serves the same prompt again, and a longer one") {
   const std::vector<int32_t> tokens = TestTokens(100);
   const std::span<const int32_t> all = tokens;
+  ColdRun cold(TinyModel(), tokens);
   for (const StoreKind store : kStores) {
     for (const uint64_t n : kLengths) {
       CAPTURE(NameOf(store), n);
@@ -88,7 +93,7 @@ TEST_CASE("SNAPSHOT: the policy's snapshot of a prompt serves the same prompt ag
       for (const uint64_t length : {n, n + 20}) {
         const Served again = ServeAfterRestart(rig, all.first(length), {resume_mode::snapshot});
         CHECK(again.usable_tokens == PromptEndSnapshot(n));
-        CHECK(SameBits(again.logits, ColdLogits(rig.model(), all.first(length))));
+        CHECK(SameBits(again.logits, cold.At(length)));
       }
     }
   }
@@ -97,6 +102,7 @@ TEST_CASE("SNAPSHOT: the policy's snapshot of a prompt serves the same prompt ag
 TEST_CASE("SNAPSHOT_REPLAY: rows to the block grid, state from before") {
   const std::vector<int32_t> tokens = TestTokens(160);
   const std::span<const int32_t> all = tokens;
+  ColdRun cold(TinyModel(), tokens);
   for (const StoreKind store : kStores) {
     for (const uint64_t n : kLengths) {
       CAPTURE(NameOf(store), n);
@@ -109,7 +115,7 @@ TEST_CASE("SNAPSHOT_REPLAY: rows to the block grid, state from before") {
         CHECK(warm.mode == resume_mode::snapshot_replay);
         CHECK(warm.usable_tokens == hit);
         CHECK(warm.replay_from == n);
-        CHECK(SameBits(warm.logits, ColdLogits(rig.model(), all.first(length))));
+        CHECK(SameBits(warm.logits, cold.At(length)));
       }
     }
   }
@@ -118,6 +124,7 @@ TEST_CASE("SNAPSHOT_REPLAY: rows to the block grid, state from before") {
 TEST_CASE("FULL_REPLAY: rows to the block grid and no state at all") {
   const std::vector<int32_t> tokens = TestTokens(160);
   const std::span<const int32_t> all = tokens;
+  ColdRun cold(TinyModel(), tokens);
   for (const StoreKind store : kStores) {
     for (const uint64_t n : kLengths) {
       CAPTURE(NameOf(store), n);
@@ -133,7 +140,7 @@ TEST_CASE("FULL_REPLAY: rows to the block grid and no state at all") {
         } else {
           CHECK(warm.mode == resume_mode::none);
         }
-        CHECK(SameBits(warm.logits, ColdLogits(rig.model(), all.first(length))));
+        CHECK(SameBits(warm.logits, cold.At(length)));
       }
     }
   }
@@ -180,10 +187,13 @@ TEST_CASE("BOUNDED_REPLAY: the last window again, as declared not exact") {
   const std::vector<int32_t> tokens = TestTokens(100);
   const std::span<const int32_t> all = tokens;
   const uint64_t n = 70, hit = 64, window = 8;
+  mini_engine::ModelConfig config = mini_engine::TinyConfig();
+  config.bounded_replay = true;
+  const auto model = std::make_shared<const mini_engine::Model>(config, KVSTRATA_KERNELS_LEVEL_REFERENCE);
   for (const StoreKind store : kStores) {
     CAPTURE(NameOf(store));
     RigOptions options = WithoutPolicy(store);
-    options.config.bounded_replay = true;
+    options.model = model;
     Rig rig(options);
     rig.Serve(all.first(n));
     const Served warm = ServeAfterRestart(rig, all.first(hit + 1), {resume_mode::bounded_replay});
@@ -210,6 +220,7 @@ TEST_CASE("BOUNDED_REPLAY: the last window again, as declared not exact") {
 TEST_CASE("a session of many turns, each restored from the one before, has no gap and no drift") {
   const std::vector<int32_t> tokens = TestTokens(400, 9);
   const std::span<const int32_t> all = tokens;
+  ColdRun cold(TinyModel(), tokens);
   for (const StoreKind store : kStores) {
     CAPTURE(NameOf(store));
     RigOptions options;
@@ -222,13 +233,13 @@ TEST_CASE("a session of many turns, each restored from the one before, has no ga
       const Served turn = rig.Serve(all.first(length));
       CAPTURE(length);
       CHECK(turn.usable_tokens == PromptEndSnapshot(before));
-      CHECK(SameBits(turn.logits, ColdLogits(rig.model(), all.first(length))));
+      CHECK(SameBits(turn.logits, cold.At(length)));
       before = length;
     }
     // The rows of the whole chain, hits included, are stored: no snapshot is needed to find them.
     const Served rows = ServeAfterRestart(rig, tokens, {resume_mode::full_replay});
     CHECK(rows.usable_tokens == 384);
-    CHECK(SameBits(rows.logits, ColdLogits(rig.model(), tokens)));
+    CHECK(SameBits(rows.logits, cold.At(tokens.size())));
   }
 }
 
@@ -256,15 +267,16 @@ TEST_CASE("two sequences that part in the middle do not touch each other") {
 }
 
 TEST_CASE("packed rows of V4-Flash's widths survive a restart") {
-  const std::vector<int32_t> tokens = TestTokens(290, 2);
+  const std::vector<int32_t> tokens = TestTokens(170, 2);
   const std::span<const int32_t> all = tokens;
   RigOptions options = WithoutPolicy(StoreKind::kFile);
-  options.config = mini_engine::V4FlashWidthsConfig();
+  options.model =
+      std::make_shared<const mini_engine::Model>(mini_engine::V4FlashWidthsConfig(), KVSTRATA_KERNELS_LEVEL_REFERENCE);
   options.max_tokens = tokens.size();
   Rig rig(options);
-  rig.Serve(all.first(257), WithSnapshotAt(257));
+  rig.Serve(all.first(133), WithSnapshotAt(133));
   const Served warm = ServeAfterRestart(rig, tokens, {resume_mode::snapshot});
-  CHECK(warm.usable_tokens == 257);
+  CHECK(warm.usable_tokens == 133);
   CHECK(SameBits(warm.logits, ColdLogits(rig.model(), tokens)));
 }
 

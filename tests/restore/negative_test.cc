@@ -21,6 +21,7 @@ using restore_test::Served;
 using restore_test::ServeOptions;
 using restore_test::StoreKind;
 using restore_test::TestTokens;
+using restore_test::TinyModel;
 
 RigOptions FileStore(uint32_t policy) {
   RigOptions options;
@@ -50,31 +51,27 @@ std::vector<float> RestoredWith(Fault fault, uint64_t stored, uint64_t length) {
 TEST_CASE("the control of the controls: without a fault it is exact") {
   for (const uint64_t stored : {48u, 50u}) {
     CAPTURE(stored);
-    Rig rig(RigOptions{});
-    CHECK(SameBits(RestoredWith(Fault::kNone, stored, 70), ColdLogits(rig.model(), TestTokens(70))));
+    CHECK(SameBits(RestoredWith(Fault::kNone, stored, 70), ColdLogits(TinyModel(), TestTokens(70))));
   }
 }
 
 TEST_CASE("the carry left out, at a block boundary and inside a block") {
-  Rig rig(RigOptions{});
   for (const uint64_t stored : {48u, 50u}) {
     CAPTURE(stored);
-    CHECK(!SameBits(RestoredWith(Fault::kDropOverlap, stored, 70), ColdLogits(rig.model(), TestTokens(70))));
+    CHECK(!SameBits(RestoredWith(Fault::kDropOverlap, stored, 70), ColdLogits(TinyModel(), TestTokens(70))));
   }
 }
 
 TEST_CASE("window rows in the wrong order") {
-  Rig rig(RigOptions{});
   // Not at 49: that query sees all seven rows, and a softmax does not mind their order. The next one loses the oldest.
-  CHECK(!SameBits(RestoredWith(Fault::kReverseWindow, 48, 50), ColdLogits(rig.model(), TestTokens(50))));
-  CHECK(!SameBits(RestoredWith(Fault::kReverseWindow, 48, 70), ColdLogits(rig.model(), TestTokens(70))));
+  CHECK(!SameBits(RestoredWith(Fault::kReverseWindow, 48, 50), ColdLogits(TinyModel(), TestTokens(50))));
+  CHECK(!SameBits(RestoredWith(Fault::kReverseWindow, 48, 70), ColdLogits(TinyModel(), TestTokens(70))));
 }
 
 TEST_CASE("position bias off by one after the resume") {
-  Rig rig(RigOptions{});
   for (const uint64_t stored : {48u, 50u}) {
     CAPTURE(stored);
-    CHECK(!SameBits(RestoredWith(Fault::kShiftPositionBias, stored, 70), ColdLogits(rig.model(), TestTokens(70))));
+    CHECK(!SameBits(RestoredWith(Fault::kShiftPositionBias, stored, 70), ColdLogits(TinyModel(), TestTokens(70))));
   }
 }
 

@@ -56,12 +56,12 @@ ChildResult RunChild(const Directory& directory, uint64_t length, resume_mode mo
 }
 
 TEST_CASE("another process goes on where one has ended") {
-  const auto model =
-      std::make_shared<const mini_engine::Model>(mini_engine::TinyConfig(), KVSTRATA_KERNELS_LEVEL_REFERENCE);
   const std::vector<int32_t> tokens = restore_test::TestTokens(120);
   const std::span<const int32_t> all = tokens;
   const Directory directory;
-  const auto cold = [&](uint64_t length) { return restore_test::ColdLogits(model, all.first(length)); };
+  const auto cold = [&](uint64_t length) {
+    return restore_test::ColdLogits(restore_test::TinyModel(), all.first(length));
+  };
 
   const ChildResult first = RunChild(directory, 53, resume_mode::snapshot);
   CHECK(first.usable_tokens == 0);

@@ -131,7 +131,7 @@ uint32_t Allow(std::initializer_list<kvstrata::resume_mode> modes) {
 
 Rig::Rig(const RigOptions& options)
     : options_(options),
-      model_(std::make_shared<const mini_engine::Model>(options.config, KVSTRATA_KERNELS_LEVEL_REFERENCE)),
+      model_(options.model != nullptr ? options.model : TinyModel()),
       shelf_(std::make_shared<Shelf>()) {
   if (options_.store == StoreKind::kFile && options_.directory.empty()) {
     options_.directory = TemporaryDirectory();
@@ -247,6 +247,27 @@ std::vector<int32_t> TestTokens(size_t count, uint32_t seed) {
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
   return !a.empty() && a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+const std::shared_ptr<const mini_engine::Model>& TinyModel() {
+  static const auto model =
+      std::make_shared<const mini_engine::Model>(mini_engine::TinyConfig(), KVSTRATA_KERNELS_LEVEL_REFERENCE);
+  return model;
+}
+
+ColdRun::ColdRun(const std::shared_ptr<const mini_engine::Model>& model, std::vector<int32_t> tokens)
+    : tokens_(std::move(tokens)) {
+  mini_engine::EngineOptions options;
+  options.max_tokens = tokens_.size();
+  engine_ = std::make_unique<mini_engine::Engine>(model, options);
+}
+
+const std::vector<float>& ColdRun::At(uint64_t length) {
+  while (logits_.size() < length) {
+    engine_->Run({&tokens_[logits_.size()], 1});
+    logits_.push_back(engine_->logits());
+  }
+  return logits_[length - 1];
 }
 
 std::vector<std::vector<float>> ColdLogits(const std::shared_ptr<const mini_engine::Model>& model,

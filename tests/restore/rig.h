@@ -22,8 +22,8 @@ class Shelf;  // the records of a user-supplied storage; outlives the caches tha
 
 struct RigOptions {
   StoreKind store = StoreKind::kMemory;
-  mini_engine::ModelConfig config = mini_engine::TinyConfig();
-  std::string directory;  // kFile; empty: a temporary one
+  std::shared_ptr<const mini_engine::Model> model;  // none: the tiny one
+  std::string directory;                            // kFile; empty: a temporary one
   uint32_t snapshot_policy = 0;
   uint64_t max_tokens = 256;
   uint64_t chunk_tokens = 64;
@@ -84,6 +84,21 @@ class Rig {
 std::vector<int32_t> TestTokens(size_t count, uint32_t seed = 1);
 
 bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
+
+// Logits of one token sequence without a cache, after any number of its tokens; run once, as far as asked.
+class ColdRun {
+ public:
+  ColdRun(const std::shared_ptr<const mini_engine::Model>& model, std::vector<int32_t> tokens);
+  const std::vector<float>& At(uint64_t length);  // 1 .. tokens
+
+ private:
+  std::vector<int32_t> tokens_;
+  std::unique_ptr<mini_engine::Engine> engine_;
+  std::vector<std::vector<float>> logits_;  // [length - 1]
+};
+
+// The model of TinyConfig; one for all rigs of a program.
+const std::shared_ptr<const mini_engine::Model>& TinyModel();
 
 // Logits after each of `lengths` (ascending) tokens of `tokens`, without a cache.
 std::vector<std::vector<float>> ColdLogits(const std::shared_ptr<const mini_engine::Model>& model,
