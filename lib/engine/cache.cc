@@ -248,7 +248,10 @@ absl::StatusOr<std::vector<std::byte>> Cache::GetAndWait(const storage::Key& key
   if (!staging.ok()) return staging.status();
   auto read = std::make_shared<ReadOperation>(key, offset, *std::move(staging));
   if (absl::Status status = read->Submit(*options_.storage, deadline); !status.ok()) return status;
-  if (absl::Status status = read->Wait(deadline); !status.ok()) return status;
+  if (absl::Status status = read->Wait(deadline); !status.ok()) {
+    read->Abandon();
+    return status;
+  }
   const base::ByteView view = read->staging().view();
   return std::vector<std::byte>(view.begin(), view.end());
 }

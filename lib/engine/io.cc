@@ -32,12 +32,17 @@ absl::Status ReadOperation::Wait(Deadline deadline) {
   base::MutexLock lock(mutex_);
   while (!done_) {
     if (!done_changed_.WaitUntil(mutex_, deadline) && !done_) {
-      abandoned_ = true;
-      staging_.MarkStuck();
       return base::MakeStatus(base::Code::kTimeout, "read", "the storage did not answer in time");
     }
   }
   return status_;
+}
+
+void ReadOperation::Abandon() {
+  base::MutexLock lock(mutex_);
+  if (done_ || abandoned_) return;
+  abandoned_ = true;
+  staging_.MarkStuck();
 }
 
 void ReadOperation::Complete(void* user, const storage::Result& result) {

@@ -32,9 +32,11 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
       : key_(key), offset_(offset), staging_(std::move(staging)) {}
 
   absl::Status Submit(storage::Storage& storage, Deadline deadline);
-  // The status of the read; kTimeout when it has not completed by `deadline`: its memory is then counted as stuck
-  // until it does, and staging() must not be touched.
+  // The status of the read; kTimeout when it has not completed by `deadline`: wait again, or abandon it.
   absl::Status Wait(Deadline deadline);
+  // Nobody will wait any more. Memory of a read that still runs is counted as stuck until it completes; staging() must
+  // not be touched.
+  void Abandon();
   StagingBuffer& staging() { return staging_; }
 
  private:

@@ -14,6 +14,8 @@ namespace {
 
 // Reads in flight of one restore. Eight keep a drive busy at these sizes (limits: queue depth 8 reaches its rate).
 constexpr size_t kReadsInFlight = 8;
+// How soon a cancel or a close ends a restore whose storage does not answer.
+constexpr std::chrono::milliseconds kStopCheck(20);
 
 // A record that is not what it should be, as opposed to a destination that does not work.
 bool IsRecordFault(const absl::Status& status) {
@@ -43,6 +45,13 @@ plan::Reason ReasonOf(const absl::Status& status) {
     case base::Code::kInvalidState: return plan::Reason::kForeign;
     default: return plan::Reason::kUnreadable;
   }
+}
+
+// Codes by which the proofs below tell what is wrong with a record. From a storage they say that it failed, no more.
+absl::Status StorageFailure(const absl::Status& status) {
+  const base::Code code = base::CodeOf(status);
+  if (code != base::Code::kInvalidState && code != base::Code::kIdentityMismatch) return status;
+  return base::MakeStatus(base::Code::kIo, "storage", std::string(status.message()));
 }
 
 absl::Status CheckIdentity(const format::RecordIdentity& stored, const format::RecordIdentity& expected) {
@@ -224,14 +233,18 @@ absl::Status RestorePlan::WaitLayers(uint64_t layers, uint64_t timeout_ms, Resto
   if (result_.state == RestoreState::kCreated) {
     return base::MakeStatus(base::Code::kInvalidState, "plan", "not started");
   }
-  while (result_.state == RestoreState::kRunning && result_.layers_ready < layers) {
-    if (!changed_.WaitUntil(mutex_, deadline) && result_.state == RestoreState::kRunning &&
-        result_.layers_ready < layers) {
+  while (MustWait(layers)) {
+    if (!changed_.WaitUntil(mutex_, deadline) && MustWait(layers)) {
       return base::MakeStatus(base::Code::kTimeout, "timeout_ms", "the restore is still running");
     }
   }
   if (result != nullptr) *result = result_;
   return absl::OkStatus();
+}
+
+// An end counts once its signal has been given: the caller may then free what the signal uses.
+bool RestorePlan::MustWait(uint64_t layers) const {
+  return result_.state == RestoreState::kRunning ? result_.layers_ready < layers : signalling_;
 }
 
 absl::Status RestorePlan::Wait(uint64_t timeout_ms, RestoreResult* result) {
@@ -246,7 +259,6 @@ void RestorePlan::Cancel() {
       result_.state = RestoreState::kCancelled;
       result_.status = base::MakeStatus(base::Code::kCancelled, "plan", "cancelled before it started");
     }
-    if (result_.state != RestoreState::kRunning) return;
   }
   Finish(RestoreState::kCancelled, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled"));
 }
@@ -428,44 +440,75 @@ std::optional<RestorePlan::Failure> RestorePlan::RestoreSnapshot(const std::vect
   return RunReads(wanted.size(), make);
 }
 
+// Waits in short pieces, so that a cancel or a close is noticed while a storage is stuck.
+template <typename Step>
+auto RestorePlan::InPieces(Deadline deadline, const Step& step) {
+  while (true) {
+    const Deadline piece = std::min(deadline, base::DeadlineAfter(kStopCheck));
+    auto result = step(piece);
+    const Deadline now = std::chrono::steady_clock::now();
+    if (result.ok() || now < piece || now >= deadline || CheckStopped().has_value()) return result;
+  }
+}
+
+// kBusy when it would have to wait for staging memory and `may_wait` is false.
+absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read& read, bool may_wait,
+                                                                      Deadline deadline) {
+  Cache& cache = *match_->cache;
+  StagingPool& pool = *cache.staging();
+  absl::StatusOr<StagingBuffer> staging =
+      may_wait
+          ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(read.bytes, pinned_device_, piece); })
+          : pool.TryAcquire(read.bytes, pinned_device_);
+  if (!staging.ok()) return staging.status();
+  auto operation = std::make_shared<ReadOperation>(read.key, read.offset, *std::move(staging));
+  const absl::Status status =
+      InPieces(deadline, [&](Deadline piece) { return operation->Submit(cache.storage(), piece); });
+  if (!status.ok()) return StorageFailure(status);
+  return operation;
+}
+
 std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const std::function<Read(size_t)>& make) {
   struct InFlight {
     Read read;
     std::shared_ptr<ReadOperation> operation;
     Deadline deadline;
   };
-  std::deque<InFlight> in_flight;
-  const auto fail = [](const Read& read, absl::Status status) {
+  struct Reads : std::deque<InFlight> {
+    ~Reads() {
+      for (InFlight& left : *this) left.operation->Abandon();
+    }
+  } in_flight;
+  const auto fail = [this](const Read& read, absl::Status status) {
+    if (auto stopped = CheckStopped(); stopped.has_value()) return *stopped;
     return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, read.block, std::move(status)};
   };
-  Cache& cache = *match_->cache;
-  const std::chrono::milliseconds io_timeout(cache.options().io_timeout_ms);
+  const std::chrono::milliseconds io_timeout(match_->cache->options().io_timeout_ms);
   for (size_t next = 0; next < count || !in_flight.empty();) {
     if (auto stopped = CheckStopped(); stopped.has_value()) return stopped;
     while (next < count && in_flight.size() < kReadsInFlight) {
       Read read = make(next);
       const Deadline deadline = std::min(deadline_, base::DeadlineAfter(io_timeout));
-      absl::StatusOr<StagingBuffer> staging = in_flight.empty()
-                                                  ? cache.staging()->Acquire(read.bytes, pinned_device_, deadline)
-                                                  : cache.staging()->TryAcquire(read.bytes, pinned_device_);
-      if (!staging.ok() && !in_flight.empty()) break;  // what is in flight first
-      if (!staging.ok()) return fail(read, staging.status());
-      auto operation = std::make_shared<ReadOperation>(read.key, read.offset, *std::move(staging));
-      if (absl::Status status = operation->Submit(cache.storage(), deadline); !status.ok()) return fail(read, status);
-      in_flight.push_back({std::move(read), std::move(operation), deadline});
+      absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, in_flight.empty(), deadline);
+      if (base::CodeOf(operation.status()) == base::Code::kBusy && !in_flight.empty()) break;  // what is in flight first
+      if (!operation.ok()) return fail(read, operation.status());
+      in_flight.push_back({std::move(read), *std::move(operation), deadline});
       ++next;
     }
-    InFlight front = std::move(in_flight.front());
-    in_flight.pop_front();
-    if (absl::Status status = front.operation->Wait(front.deadline); !status.ok()) return fail(front.read, status);
+    const Read& read = in_flight.front().read;
+    ReadOperation& operation = *in_flight.front().operation;
+    const Deadline deadline = in_flight.front().deadline;
+    const absl::Status waited = InPieces(deadline, [&](Deadline piece) { return operation.Wait(piece); });
+    if (!waited.ok()) return fail(read, StorageFailure(waited));
     {
       base::MutexLock lock(mutex_);
-      result_.bytes_read += front.read.bytes;
+      result_.bytes_read += read.bytes;
     }
-    if (absl::Status status = front.read.use(front.operation->staging().bytes()); !status.ok()) {
-      if (IsRecordFault(status)) return fail(front.read, status);
+    if (absl::Status status = read.use(operation.staging().bytes()); !status.ok()) {
+      if (IsRecordFault(status)) return fail(read, status);
       return Failure{Failure::Kind::kStopped, 0, status};
     }
+    in_flight.pop_front();
   }
   return std::nullopt;
 }
@@ -531,10 +574,19 @@ void RestorePlan::LayersReady(uint64_t layers) {
     if (result_.state != RestoreState::kRunning) return;
     result_.layers_ready = layers;
     result_.plan = plan_;
+    signalling_ = options_.notify && layers != 0 && layers != layers_.size();
     changed_.NotifyAll();
+    if (!signalling_) return;
   }
-  if (layers == 0 || layers == layers_.size() || !options_.notify) return;
-  if (!options_.notify(layers, RestoreState::kRunning)) Cancel();
+  const bool go_on = options_.notify(layers, RestoreState::kRunning);
+  SignalGiven();
+  if (!go_on) Cancel();
+}
+
+void RestorePlan::SignalGiven() {
+  base::MutexLock lock(mutex_);
+  signalling_ = false;
+  changed_.NotifyAll();
 }
 
 void RestorePlan::Finish(RestoreState state, absl::Status status) {
@@ -546,6 +598,7 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
   uint64_t layers = 0;
   {
     base::MutexLock lock(mutex_);
+    while (signalling_) changed_.Wait(mutex_);
     if (result_.state != RestoreState::kRunning) return;
     const bool usable = state == RestoreState::kComplete || state == RestoreState::kShortened;
     result_.plan = usable ? plan_ : plan::Plan{};
@@ -554,6 +607,7 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
     result_.status = std::move(status);
     result_.quiesced = true;
     layers = result_.layers_ready;
+    signalling_ = true;
     changed_.NotifyAll();
   }
   {
@@ -567,6 +621,7 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
     }
   }
   if (options_.notify) options_.notify(layers, state);
+  SignalGiven();
 }
 
 // --- proving and writing -----------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@
 //   I3  Every address written was checked against its buffer before the restore began.
 //   I4  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
 //       for the shorter length, so what is promised in the end is always consistent.
+//   I5  Signals come one at a time, the end's last. When Wait or Cancel has returned after the end, none comes any more.
 #pragma once
 
 #include <chrono>
@@ -115,11 +116,16 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   std::optional<Failure> RestoreSnapshot(const std::vector<uint32_t>& streams);
   std::optional<Failure> ReadSnapshotHead();
   std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make);
+  template <typename Step>
+  auto InPieces(Deadline deadline, const Step& step);
+  absl::StatusOr<std::shared_ptr<ReadOperation>> BeginRead(const Read& read, bool may_wait, Deadline deadline);
   std::optional<Failure> CheckStopped();
   void Shorten(const Failure& failure);
   void CountFailure(const absl::Status& status);
   void Finish(RestoreState state, absl::Status status);
   void LayersReady(uint64_t layers);
+  void SignalGiven();
+  bool MustWait(uint64_t layers) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status CheckBlockHead(base::ByteView bytes, uint64_t block, SliceTable* table) const;
   absl::Status CheckSnapshotHead(base::ByteView bytes, SliceTable* table) const;
@@ -134,7 +140,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   std::vector<uint32_t> row_streams_;           // layout's rows streams, in record order
   std::vector<uint32_t> layers_;                // ascending layer numbers that have selected streams
   int32_t pinned_device_ = -1;                  // >= 0: some destination is on this device
-  Deadline deadline_{};
+  Deadline deadline_ = Deadline::max();
 
   // Of the worker alone.
   plan::Plan plan_;
@@ -151,6 +157,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   base::CondVar changed_;
   RestoreResult result_ ABSL_GUARDED_BY(mutex_);
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
+  bool signalling_ ABSL_GUARDED_BY(mutex_) = false;  // a signal, or the end's counting, is under way
 };
 
 }  // namespace kvstrata::core::engine
