@@ -473,10 +473,12 @@ typedef struct kvstrata_close_info {
 
 /* Drains accepted writes for at most timeout_ms (0 = 30,000), makes them durable, ends the threads and closes the
  * storage. Handles made from the cache stay valid but answer KVSTRATA_E_INVALID_STATE. Closing twice is KVSTRATA_OK.
- * `out` may be NULL. */
+ * KVSTRATA_E_TIMEOUT: requests are stuck in the storage. Nothing is torn down under them; close or destroy the cache
+ * again when the storage has answered, else storage, device and staging memory stay for the life of the process. `out`
+ * may be NULL. */
 KVSTRATA_API kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms, kvstrata_close_info* out,
                                                   kvstrata_error* error);
-/* Closes (if still open) and releases. */
+/* Closes (if still open, or if it could not be closed in time) and releases. */
 KVSTRATA_API void kvstrata_cache_destroy(kvstrata_cache* cache);
 
 /* One set of counters since open, and gauges of now. Counters never decrease; gauges say so. */

@@ -117,7 +117,7 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
   CloseInfo dropped;
   {
     base::MutexLock lock(mutex_);
-    if (closed_) return absl::OkStatus();
+    if (closed_ && stuck_self_ == nullptr) return absl::OkStatus();
     closed_ = true;
     changed_.NotifyAll();
     while (!puts_.empty() && changed_.WaitUntil(mutex_, deadline)) {
@@ -138,9 +138,12 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
   if (!options_.read_only && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
   const auto left = std::max(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
   const absl::Status storage_status = options_.storage->Close(left);
-  if (!storage_status.ok()) {
-    // Requests are stuck in it. It cannot be torn down under them, nor by the completion that comes at last: it stays.
-    static_cast<void>(new std::shared_ptr<storage::Storage>(options_.storage));
+  std::shared_ptr<Cache> released;
+  {
+    // While requests are stuck in the storage it cannot be torn down under them, nor by the completion that comes at
+    // last, on a thread of its own: then everything stays as it is until a later Close finds them done.
+    base::MutexLock lock(mutex_);
+    released = std::exchange(stuck_self_, storage_status.ok() ? nullptr : weak_from_this().lock());
   }
   status.Update(storage_status);
   if (info != nullptr) *info = dropped;

@@ -243,6 +243,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   bool closed_ = false;
+  std::shared_ptr<Cache> stuck_self_;  // set while a close has found requests stuck in the storage
   std::map<base::Digest128, std::shared_ptr<NameSpace>> namespaces_;  // by root digest
   absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;
   absl::flat_hash_set<storage::Key> removing_;
