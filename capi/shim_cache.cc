@@ -228,7 +228,10 @@ kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms,
 
 void kvstrata_cache_destroy(kvstrata_cache* cache) {
   if (cache == nullptr) return;
-  Fence(nullptr, [&] { return cache->cache->Close(Milliseconds(0, kDefaultCloseMs), nullptr); });
+  // One that was closed before, in time or not, is not waited for again.
+  const bool closed = !cache->cache->CheckUsable().ok();
+  const auto patience = closed ? std::chrono::milliseconds(0) : Milliseconds(0, kDefaultCloseMs);
+  Fence(nullptr, [&] { return cache->cache->Close(patience, nullptr); });
   delete cache;
 }
 
