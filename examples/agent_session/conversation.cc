@@ -31,11 +31,12 @@ constexpr char kTools[] =
     R"("string"}}})"
     "\n";
 
-// At most so many bytes (= tokens) of each document, and no more documents than it takes: well over 4,096 tokens, and
-// short enough for a run of seconds.
+// At most so many bytes (= tokens) of each document, and no more than it takes: well over 4,096 tokens, and short enough
+// for a run of seconds.
 constexpr size_t kExcerptBytes = 2000;
-constexpr size_t kEnoughTokens = 4800;
+constexpr size_t kEnoughTokens = 4700;
 constexpr size_t kLeastTokens = 4096;
+constexpr size_t kHeadingBytes = 64;  // above the longest "--- path" line
 constexpr const char* kDocuments[] = {"README.md", "ARCHITECTURE.md", "CONTRIBUTING.md", "include/kvstrata/c_api.h",
                                       "include/kvstrata/kernels.h"};
 
@@ -56,9 +57,10 @@ std::vector<int32_t> FirstPrompt(const std::string& source_directory) {
   AppendText(kInstructions, tokens);
   AppendText(kTools, tokens);
   for (const char* document : kDocuments) {
-    if (tokens.size() >= kEnoughTokens) break;
+    if (tokens.size() + kHeadingBytes >= kEnoughTokens) break;
     AppendText("\n--- " + std::string(document) + "\n", tokens);
-    AppendText(ReadStart(source_directory + "/" + document, kExcerptBytes), tokens);
+    AppendText(ReadStart(source_directory + "/" + document, std::min(kExcerptBytes, kEnoughTokens - tokens.size())),
+               tokens);
   }
   if (tokens.size() < kLeastTokens) throw std::runtime_error("cannot read the documents in " + source_directory);
   tokens.push_back(mini_engine::kUser);

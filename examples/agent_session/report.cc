@@ -84,7 +84,10 @@ void Report::Line(std::string_view text) {
   std::fflush(out_);
 }
 
-void Report::Heading(std::string_view text) { Line("\n" + Painted(text, "1")); }
+void Report::Heading(std::string_view text) {
+  Line("");
+  Line(Painted(text, "1"));
+}
 
 void Report::Show(const Outcome& o) {
   const int reused = CellsOf(o.reused_tokens(), o.prompt_tokens);
