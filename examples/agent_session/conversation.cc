@@ -31,8 +31,8 @@ constexpr char kTools[] =
     R"("string"}}})"
     "\n";
 
-// At most so many bytes (= tokens) of each document, and no more than it takes: well over 4,096 tokens, and short enough
-// for a run of seconds.
+// At most so many bytes (= tokens) of each document, and no more than it takes: well over 4,096 tokens, and short
+// enough for a run of seconds.
 constexpr size_t kExcerptBytes = 2000;
 constexpr size_t kEnoughTokens = 4700;
 constexpr size_t kLeastTokens = 4096;
