@@ -162,7 +162,8 @@ absl::Status Match::Renew(uint64_t lease_ms) {
 
 absl::Status Match::Limit(uint64_t max_usable_tokens) {
   if (absl::Status status = state_->cache->CheckUsable(); !status.ok()) return status;
-  plan_ = state_->MakePlan(state_->matched_blocks, max_usable_tokens, {}, state_->match_end);
+  usable_limit_ = max_usable_tokens;
+  plan_ = state_->MakePlan(state_->matched_blocks, usable_limit_, {}, state_->match_end);
   return absl::OkStatus();
 }
 
@@ -219,7 +220,7 @@ absl::StatusOr<uint64_t> Agree(std::span<Match* const> matches) {
   while (true) {
     uint64_t shortest = kNoPosition;
     for (Match* match : matches) {
-      if (absl::Status status = match->Limit(bound); !status.ok()) return status;
+      if (absl::Status status = match->Limit(std::min(bound, match->usable_limit())); !status.ok()) return status;
       shortest = std::min(shortest, match->plan().usable_tokens);
     }
     const bool all_equal = std::all_of(matches.begin(), matches.end(),

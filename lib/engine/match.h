@@ -74,12 +74,14 @@ class Match {
   bool leased() const;
   absl::Status Renew(uint64_t lease_ms);
   absl::Status Limit(uint64_t max_usable_tokens);
+  uint64_t usable_limit() const { return usable_limit_; }
   // kNoPosition when no stored continuation differs.
   absl::StatusOr<uint64_t> FirstDifference() const;
 
  private:
   std::shared_ptr<MatchState> state_;
   plan::Plan plan_;
+  uint64_t usable_limit_ = kNoPosition;
 };
 
 // Limits all matches (of one prompt) to the largest usable length that every one of them reaches.
