@@ -177,13 +177,17 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
     DetachBlock(*name_space, name_space->trie.root(), &removals);
     events_.Add({EventKind::kNamespaceDropped, 0, name_space->life, name_space->trie.root_key().digest, 0, 0});
   }
-  // Durable first, swept later: a crash in between leaves records of a life that no namespace has.
-  absl::Status status = WriteNamespaceRecord(*name_space, *life);
-  if (status.ok() && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
+  // Removed first, since the record below may need their space. A crash in between leaves a part of the namespace, as if
+  // it had been evicted: nothing has returned yet.
   RunRemovals(removals);
-  base::MutexLock lock(mutex_);
-  if (status.ok()) name_space->life = *life;
-  name_space->dropping = false;
+  absl::Status status = WriteNamespaceRecord(*name_space, *life);
+  {
+    // What is stored from now on must belong to the life that is written down, whether it is known to be durable or not.
+    base::MutexLock lock(mutex_);
+    if (status.ok()) name_space->life = *life;
+    name_space->dropping = false;
+  }
+  if (status.ok() && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
   return status;
 }
 
@@ -207,7 +211,6 @@ absl::StatusOr<uint64_t> Cache::PurgeForeign() {
       const storage::Key key{format::MakeRecordKey(format::RecordKind::kNamespace, space.trie.root_key())};
       row_bytes_ += space.record_bytes;
       other_bytes_ -= space.record_bytes;
-      stats_.bytes_in += space.record_bytes;
       CountRemoval(RecordClass::kRows, key, space.record_bytes, &removals);
       events_.Add({EventKind::kNamespaceDropped, 0, space.life, space.trie.root_key().digest, 0, 0});
       DetachBlock(space, space.trie.root(), &removals);
