@@ -100,7 +100,7 @@ struct NameSpace {
 struct Lease {
   std::shared_ptr<NameSpace> name_space;
   trie::NodeRef node;          // of the last block that will be read
-  trie::SnapshotRef snapshot;  // may be none
+  std::vector<trie::SnapshotRef> snapshots;
   uint64_t deadline_ns = 0;
   bool active = false;
 };
@@ -175,6 +175,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   std::shared_ptr<Lease> TakeLease(const std::shared_ptr<NameSpace>& name_space, trie::NodeRef node,
                                    trie::SnapshotRef snapshot, uint64_t lease_ms);
   bool RenewLease(Lease* lease, uint64_t lease_ms);  // locked; false: it has ended
+  // Pins one more snapshot. Where that cannot be, the lease ends: half a promise is none. Locked.
+  bool AddToLease(Lease* lease, trie::SnapshotRef snapshot);
   void EndLease(const std::shared_ptr<Lease>& lease);
 
   // Makes room, evicting if it must, and counts `bytes` as pending. kNoSpace, kTooLarge, kTimeout.
@@ -185,6 +187,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   bool IsRemoving(const storage::Key& key) const { return removing_.contains(key); }  // locked
   std::shared_ptr<Put> FindPut(const storage::Key& key) const;                        // locked
   void AddPut(const std::shared_ptr<Put>& put);                                       // locked
+  bool PinParent(Put& put);                                                           // locked
   // The put's I/O has ended; enters it and those that waited for it into the index.
   void FinishPut(const std::shared_ptr<Put>& put, absl::Status status);
 

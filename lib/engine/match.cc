@@ -164,6 +164,12 @@ absl::Status Match::Limit(uint64_t max_usable_tokens) {
   if (absl::Status status = state_->cache->CheckUsable(); !status.ok()) return status;
   usable_limit_ = max_usable_tokens;
   plan_ = state_->MakePlan(state_->matched_blocks, usable_limit_, {}, state_->match_end);
+  if (state_->lease == nullptr || !plan_.snapshot.has_value()) return absl::OkStatus();
+  // A shorter plan reads fewer of the blocks that are pinned, but it may read another snapshot.
+  base::MutexLock lock(state_->cache->mutex());
+  if (!state_->cache->AddToLease(state_->lease.get(), state_->snapshots[plan_.snapshot->id].snapshot)) {
+    state_->cache->counters().unleased_matches += 1;
+  }
   return absl::OkStatus();
 }
 

@@ -177,12 +177,12 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
     DetachBlock(*name_space, name_space->trie.root(), &removals);
     events_.Add({EventKind::kNamespaceDropped, 0, name_space->life, name_space->trie.root_key().digest, 0, 0});
   }
-  // Removed first, since the record below may need their space. A crash in between leaves a part of the namespace, as if
-  // it had been evicted: nothing has returned yet.
+  // Removed first, since the record below may need their space. A crash in between leaves a part of the namespace, as
+  // if the rest had been evicted: the drop has not returned yet.
   RunRemovals(removals);
   absl::Status status = WriteNamespaceRecord(*name_space, *life);
   {
-    // What is stored from now on must belong to the life that is written down, whether it is known to be durable or not.
+    // What is stored from now on belongs to the life that is written down, whether that is known to be durable or not.
     base::MutexLock lock(mutex_);
     if (status.ok()) name_space->life = *life;
     name_space->dropping = false;

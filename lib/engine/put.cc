@@ -44,9 +44,22 @@ void Cache::ResolvePut(const std::shared_ptr<Put>& first, std::vector<Removal>* 
     put->stored = put->io_status.ok() && EnterIndex(*put);
     if (!put->stored) FailPut(*put, removals);
     FinishOpenPut(*put);
-    for (std::shared_ptr<Put>& next : put->waiting) ready.push_back(std::move(next));
+    for (std::shared_ptr<Put>& next : put->waiting) {
+      PinParent(*next);
+      ready.push_back(std::move(next));
+    }
     put->waiting.clear();
   }
+}
+
+// The parent has come; it stays until its child has come, too. False when it is not there.
+bool Cache::PinParent(Put& put) {
+  trie::Trie& trie = put.name_space->trie;
+  const std::optional<trie::NodeRef> node =
+      put.parent->stored ? trie.Find(put.parent->identity.key) : std::optional<trie::NodeRef>();
+  if (!node.has_value() || !trie.Lease(*node).ok()) return false;
+  put.pinned = *node;
+  return true;
 }
 
 bool Cache::EnterIndex(Put& put) {

@@ -222,20 +222,23 @@ std::shared_ptr<Lease> Cache::TakeLease(const std::shared_ptr<NameSpace>& name_s
   if (!name_space->trie.Lease(node).ok()) return nullptr;
   lease->node = node;
   lease->active = true;
-  if (snapshot.valid()) {
-    if (!name_space->snapshots.Lease(snapshot).ok()) {
-      ReleaseLease(lease.get());
-      return nullptr;
-    }
-    lease->snapshot = snapshot;
-  }
-  if (LeasedBytes() > options_.lease_bytes) {
+  if (snapshot.valid() ? !AddToLease(lease.get(), snapshot) : LeasedBytes() > options_.lease_bytes) {
     ReleaseLease(lease.get());
     return nullptr;
   }
   RenewLease(lease.get(), lease_ms);
   leases_.push_back(lease);
   return lease;
+}
+
+bool Cache::AddToLease(Lease* lease, trie::SnapshotRef snapshot) {
+  if (!lease->active) return false;
+  if (std::ranges::find(lease->snapshots, snapshot) != lease->snapshots.end()) return true;
+  const bool pinned = lease->name_space->snapshots.Lease(snapshot).ok();
+  if (pinned) lease->snapshots.push_back(snapshot);
+  if (pinned && LeasedBytes() <= options_.lease_bytes) return true;
+  ReleaseLease(lease);
+  return false;
 }
 
 bool Cache::RenewLease(Lease* lease, uint64_t lease_ms) {
@@ -264,7 +267,9 @@ void Cache::ReleaseLease(Lease* lease) {
   if (!lease->active) return;
   lease->active = false;
   lease->name_space->trie.Release(lease->node).IgnoreError();
-  if (lease->snapshot.valid()) lease->name_space->snapshots.Release(lease->snapshot).IgnoreError();
+  for (const trie::SnapshotRef snapshot : lease->snapshots) {
+    lease->name_space->snapshots.Release(snapshot).IgnoreError();
+  }
 }
 
 void Cache::ExpireLeases() {
