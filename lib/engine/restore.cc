@@ -274,6 +274,7 @@ void RestorePlan::Run() {
       usable_blocks_ = 0;
       unusable_snapshots_.assign(unusable_snapshots_.size(), true);
       plan_ = match_->MakePlan(0, 0, unusable_snapshots_, plan::Reason::kEvicted);
+      plan_.reason = plan::Reason::kEvicted;
       shortened_ = true;
     }
   }
@@ -490,7 +491,8 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
       Read read = make(next);
       const Deadline deadline = std::min(deadline_, base::DeadlineAfter(io_timeout));
       absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, in_flight.empty(), deadline);
-      if (base::CodeOf(operation.status()) == base::Code::kBusy && !in_flight.empty()) break;  // what is in flight first
+      // What is in flight gives its memory back first.
+      if (base::CodeOf(operation.status()) == base::Code::kBusy && !in_flight.empty()) break;
       if (!operation.ok()) return fail(read, operation.status());
       in_flight.push_back({std::move(read), *std::move(operation), deadline});
       ++next;

@@ -12,7 +12,8 @@
 //   I3  Every address written was checked against its buffer before the restore began.
 //   I4  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
 //       for the shorter length, so what is promised in the end is always consistent.
-//   I5  Signals come one at a time, the end's last. When Wait or Cancel has returned after the end, none comes any more.
+//   I5  Signals come one at a time, the end's last. When Wait or Cancel has returned after the end, none comes any
+//       more.
 #pragma once
 
 #include <chrono>

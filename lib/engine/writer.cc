@@ -48,6 +48,7 @@ absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache
   writer->prompt_ = state.prompt;
   writer->prompt_.Truncate(start);
   writer->computed_ = start;
+  writer->reached_ = start;
   if (match->plan().mode == plan::Mode::kFullReplay && start > 0) writer->rebuilt_at_ = start;
   writer->stored_blocks_ = std::min(start / name_space->facts.block_tokens, state.matched_blocks);
   for (uint64_t i = 0; i < writer->stored_blocks_; ++i) writer->keys_.push_back(state.blocks[i].key);
@@ -94,7 +95,16 @@ int32_t Writer::PinnedDevice() const {
 
 absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes rows) {
   const Buffer& source = *sources_[stream];
-  if (layout().stream(stream).kind == layout::StreamKind::kRows) range.element_zero = source.desc().first_row;
+  const layout::Stream& description = layout().stream(stream);
+  if (description.kind == layout::StreamKind::kRows) {
+    range.element_zero = source.desc().first_row;
+    // A ring keeps the newest rows: where an older one was, another's bytes are now.
+    const uint64_t capacity = source.desc().capacity_rows, rows_made = reached_ / description.ratio;
+    if (source.desc().form == BufferForm::kRing && rows_made > capacity && range.first < rows_made - capacity) {
+      return base::InvalidArgument("source.capacity_rows", "row " + std::to_string(range.first) + " of stream " +
+                                                               std::to_string(stream) + " has been overwritten");
+    }
+  }
   if (source.HasSkips(range)) {
     return base::InvalidArgument("source.page_ids", "rows of stream " + std::to_string(stream) + " have no page");
   }
@@ -117,6 +127,7 @@ absl::Status Writer::Advance(std::span<const int32_t> ids, std::vector<ExtraKey>
   }
   if (absl::Status status = prompt_.Append(ids, std::move(keys)); !status.ok()) return status;
   computed_ = computed_length;
+  reached_ = std::max(reached_, computed_);
   if (options_.no_admit) return absl::OkStatus();
   StoreBlocks(computed_ / name_space_->facts.block_tokens);
   if (std::ranges::binary_search(wanted_, computed_)) {
@@ -320,12 +331,12 @@ absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_d
     }
     // Another writer may have stored the same meanwhile, and no put may cross another one, or a remove, of its key.
     const bool removing = cache_->IsRemoving(put->key);
-    const bool there =
-        cache_->FindPut(put->key) != nullptr || (!put->is_snapshot() && space.trie.Find(put->identity.key).has_value());
-    const bool orphan = put->parent != nullptr && put->parent->resolved && !put->parent->stored;
+    const bool there = cache_->FindPut(put->key) != nullptr || InIndex(*put);
+    const bool orphan = put->parent != nullptr && put->parent->resolved && !cache_->PinParent(*put);
     if (removing || there || orphan) {
       cache_->Unreserve(put->record_class, put->stored_bytes);
       unpin();
+      if (there) (put->is_snapshot() ? progress_->snapshots_deduplicated : progress_->blocks_deduplicated) += 1;
       if (removing) return base::MakeStatus(base::Code::kBusy, "key", "its older record is still being removed");
       if (!there) return base::MakeStatus(base::Code::kNotFound, "parent", "could not be stored");
       return absl::OkStatus();
@@ -341,6 +352,25 @@ absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_d
     cache_->FinishPut(put, status);
   }
   return absl::OkStatus();
+}
+
+// Locked. Overwriting a record that the index knows would take away what it promises.
+bool Writer::InIndex(const Put& put) const {
+  if (!put.is_snapshot()) return name_space_->trie.Find(put.identity.key).has_value();
+  return FindSnapshot(put.identity.key, put.identity.position, put.identity.tail).has_value();
+}
+
+std::optional<trie::SnapshotRef> Writer::FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
+                                                      const base::Digest128& tail) const {
+  const NameSpace& space = *name_space_;
+  const std::optional<trie::NodeRef> node =
+      position < space.facts.block_tokens ? std::optional(space.trie.root()) : space.trie.Find(boundary);
+  if (!node.has_value()) return std::nullopt;
+  for (const trie::SnapshotInfo& known : space.snapshots.FindOnPath(*node, position)) {
+    if (known.position < position) break;
+    if (known.tail_digest == tail) return known.snapshot;
+  }
+  return std::nullopt;
 }
 
 // --- snapshots ---------------------------------------------------------------------------------------------------
@@ -367,17 +397,9 @@ bool Writer::SnapshotKnown(uint64_t position) {
       format::MakeRecordKey(format::RecordKind::kSnapshot, format::SnapshotKey(boundary, position, tail))};
   base::MutexLock lock(cache_->mutex());
   if (cache_->FindPut(key) != nullptr) return true;
-  const std::optional<trie::NodeRef> node =
-      depth == 0 ? std::optional(name_space_->trie.root()) : name_space_->trie.Find(boundary);
-  if (!node.has_value()) return false;
-  for (const trie::SnapshotInfo& known : name_space_->snapshots.FindOnPath(*node, position)) {
-    if (known.position < position) break;
-    if (known.tail_digest == tail) {
-      name_space_->snapshots.Touch(known.snapshot, cache_->NextTick());
-      return true;
-    }
-  }
-  return false;
+  const std::optional<trie::SnapshotRef> known = FindSnapshot(boundary, position, tail);
+  if (known.has_value()) name_space_->snapshots.Touch(*known, cache_->NextTick());
+  return known.has_value();
 }
 
 void Writer::StoreSnapshot(uint64_t position) {

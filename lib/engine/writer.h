@@ -78,6 +78,9 @@ class Writer {
   absl::StatusOr<std::shared_ptr<Put>> CaptureBlock(uint64_t block, uint64_t payload_bytes);
   absl::StatusOr<std::shared_ptr<Put>> CaptureSnapshot(uint64_t position, bool to_hold);
   bool SnapshotKnown(uint64_t position);
+  bool InIndex(const Put& put) const;
+  std::optional<trie::SnapshotRef> FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
+                                                const base::Digest128& tail) const;  // locked
   absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows);
   void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
   absl::Status Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth);
@@ -91,6 +94,7 @@ class Writer {
   Prompt prompt_;
   std::vector<base::BlockDigest> keys_;  // of the complete blocks of prompt_, as far as they were needed
   uint64_t computed_ = 0;
+  uint64_t reached_ = 0;        // highest computed_ ever: rows up to there have been written to the sources
   uint64_t stored_blocks_ = 0;  // blocks that were submitted or found; those before it may have been evicted since
   uint64_t tried_blocks_ = 0;   // complete blocks at the last try to store
   uint64_t rebuilt_at_ = kNoPosition;  // start of a sequence whose state was rebuilt by a full replay

@@ -80,6 +80,16 @@ void FaultyStorage::Release() {
   changed_.NotifyAll();
 }
 
+void FaultyStorage::ReleaseOldest() {
+  std::unique_ptr<Pending> oldest;
+  {
+    base::MutexLock lock(mutex_);
+    oldest = std::move(waiting_.front());
+    waiting_.erase(waiting_.begin());
+  }
+  Deliver(std::move(oldest));
+}
+
 uint64_t FaultyStorage::calls(StorageCall call) const {
   base::MutexLock lock(mutex_);
   return calls_[static_cast<size_t>(call)];

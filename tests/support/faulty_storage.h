@@ -43,6 +43,8 @@ class FaultyStorage final : public core::storage::Storage {
   // Completions are withheld until Release.
   void Stick();
   void Release();
+  // Delivers the one that has been withheld longest, and no other. There is one.
+  void ReleaseOldest();
 
   uint64_t calls(StorageCall call) const;
   // How many faults of any kind have happened.

@@ -20,6 +20,7 @@
 #include "lib/storage/memory.h"
 #include "tests/support/fake_clock.h"
 #include "tests/support/blocking_storage.h"
+#include "tests/support/catch.hpp"
 #include "tests/support/faulty_storage.h"
 
 namespace kvstrata::test {
@@ -80,7 +81,11 @@ inline core::engine::BufferDesc LinearBuffer(uint32_t stream, std::vector<std::b
 // Polls until `done`: for what another thread does soon.
 template <typename Done>
 void Await(const Done& done) {
-  while (!done()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int i = 0; i < 60'000; ++i) {
+    if (done()) return;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  FAIL("waited for a minute in vain");
 }
 
 struct Restored {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lookup, plan and restore over memory and over a storage that fails: every mode, any position, every read damaged once.
+// Lookup, plan and restore over memory and over a storage that fails: every mode, any position, every read damaged
+// once.
 #include <atomic>
 #include <set>
 #include <thread>
