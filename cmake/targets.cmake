@@ -45,6 +45,11 @@ function(kvstrata_test)
   foreach(layer IN LISTS arg_LAYERS)
     target_link_libraries(${arg_NAME} PRIVATE kvstrata_layer_${layer})
   endforeach()
+  # The sanitizers' checks around every CHECK cost the optimiser most of a stage's time and gain nothing there. What is
+  # tested stays optimised, and so do the programs with these labels, whose own models compute most of the time.
+  if(KVSTRATA_SANITIZE AND NOT arg_LABELS MATCHES "model|golden")
+    target_compile_options(${arg_NAME} PRIVATE -O0)
+  endif()
   add_test(NAME ${arg_NAME} COMMAND ${arg_NAME} WORKING_DIRECTORY ${PROJECT_SOURCE_DIR})
   # The timeout only ends a hang; no test may be judged by the clock.
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT 600)
