@@ -68,21 +68,21 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
   absl::Status status = bytes.ok() ? CheckRecord(*bytes, *meta) : bytes.status();
   if (status.ok()) return;
   const base::Code code = base::CodeOf(status);
-  if (code == base::Code::kNotFound) {
-    info->records -= 1;  // evicted between the listing and the read
-    return;
-  }
-  if (code != base::Code::kCorrupt && code != base::Code::kFormatTooNew) {
+  const bool gone = code == base::Code::kNotFound;
+  if (code != base::Code::kCorrupt && code != base::Code::kFormatTooNew && !gone) {
     info->unreadable += 1;
     return;
   }
-  info->corrupt += 1;
-  if (options_.read_only || code == base::Code::kFormatTooNew) return;
   std::vector<Removal> removals;
-  {
+  if (!options_.read_only && code != base::Code::kFormatTooNew) {
     base::MutexLock lock(mutex_);
     DetachByMeta(*meta, &removals);
   }
+  if (gone && removals.empty()) {
+    info->records -= 1;  // evicted since it was listed; lost it would be if the index still promised it
+    return;
+  }
+  info->corrupt += 1;
   info->removed += removals.size();
   RunRemovals(removals);
 }
