@@ -99,7 +99,7 @@ Cache::~Cache() {
     for (std::thread& worker : workers_) worker.detach();
     return;
   }
-  Close(std::chrono::milliseconds(options_.io_timeout_ms), nullptr).IgnoreError();
+  Close(Patience(options_.io_timeout_ms), nullptr).IgnoreError();
 }
 
 absl::Status Cache::CheckUsable() const {
@@ -228,7 +228,7 @@ absl::Status Cache::PutAndWait(const storage::Key& key, base::ByteView payload, 
   put->payload.assign(payload.begin(), payload.end());
   put->meta.assign(meta.begin(), meta.end());
   put->part = put->payload;
-  const Deadline deadline = base::DeadlineAfter(std::chrono::milliseconds(options_.io_timeout_ms));
+  const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
   auto* reference = new std::shared_ptr<SmallPut>(put);
   const storage::Request request{storage::Put{key, std::span(&put->part, 1), put->meta},
                                  {&SmallPut::Complete, reference}};
@@ -246,7 +246,7 @@ absl::Status Cache::PutAndWait(const storage::Key& key, base::ByteView payload, 
 }
 
 absl::StatusOr<std::vector<std::byte>> Cache::GetAndWait(const storage::Key& key, uint64_t offset, uint64_t bytes) {
-  const Deadline deadline = base::DeadlineAfter(std::chrono::milliseconds(options_.io_timeout_ms));
+  const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
   absl::StatusOr<StagingBuffer> staging = staging_->Acquire(bytes, -1, deadline);
   if (!staging.ok()) return staging.status();
   auto read = std::make_shared<ReadOperation>(key, offset, *std::move(staging));

@@ -27,6 +27,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -208,7 +209,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   explicit Cache(CacheOptions options);
 
   absl::Status Recover();
-  absl::Status RecoverNamespaces(const std::vector<format::RecordMeta>& metas);
+  absl::Status RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
+                                 std::set<format::NamespaceId>* later_lives);
+  void LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas);
   void RecoverBlocks(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
   void RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
   absl::StatusOr<std::shared_ptr<NameSpace>> ReadNamespace(const format::RecordMeta& meta);

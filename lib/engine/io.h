@@ -8,7 +8,9 @@
 //       anybody still waits: a deadline that passed never leaves a storage writing into freed memory.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <vector>
@@ -21,6 +23,12 @@
 namespace kvstrata::core::engine {
 
 using Deadline = std::chrono::steady_clock::time_point;
+
+// A waiting time as a caller gives it: one that no clock can express (a century and more) means for ever.
+inline std::chrono::nanoseconds Patience(uint64_t ms) {
+  return std::chrono::milliseconds(std::min<uint64_t>(ms, INT64_MAX / 2'000'000));
+}
+inline Deadline DeadlineAfterMs(uint64_t ms) { return base::DeadlineAfter(Patience(ms)); }
 
 // Submits, and while the storage's queue is full tries again every millisecond until `deadline` (kTimeout then).
 absl::Status SubmitPatiently(storage::Storage& storage, const storage::Request& request, Deadline deadline);

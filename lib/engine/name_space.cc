@@ -145,7 +145,7 @@ absl::Status Cache::WriteNamespaceRecord(NameSpace& name_space, const format::Na
   payload.insert(payload.end(), body.begin(), body.end());
   const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size()});
   const uint64_t bytes = options_.storage->StoredBytes(payload.size(), meta.size());
-  const Deadline deadline = base::DeadlineAfter(std::chrono::milliseconds(options_.io_timeout_ms));
+  const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
   if (absl::Status status = Reserve(RecordClass::kRows, bytes, deadline); !status.ok()) return status;
   const absl::Status status =
       PutAndWait({format::MakeRecordKey(format::RecordKind::kNamespace, head.identity.key)}, payload, meta);

@@ -35,11 +35,13 @@ storage::Key KeyOf(const format::RecordIdentity& identity) {
 absl::Status Cache::Recover() {
   std::vector<format::RecordMeta> spaces, blocks, snapshots;
   uint64_t newest_sequence = 0;
+  absl::flat_hash_set<storage::Key> seen;  // a storage may list a record more than once
   storage::ListPage page;
   for (storage::Cursor cursor; !page.done; cursor = page.next) {
     if (absl::Status status = options_.storage->List(cursor, kPageEntries, &page); !status.ok()) return status;
     stats_.skipped_corrupt += page.skipped;
     for (const storage::ListEntry& entry : page.entries) {
+      if (!seen.insert(entry.key).second) continue;
       const absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.meta);
       if (!meta.ok() || meta->payload_bytes != entry.payload_bytes || KeyOf(meta->identity) != entry.key) {
         const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
@@ -55,7 +57,8 @@ absl::Status Cache::Recover() {
         case format::RecordKind::kNamespace: spaces.push_back(*meta); break;
         case format::RecordKind::kStore:
           // The store's own record: its position is the last epoch.
-          newest_sequence = std::max(newest_sequence, meta->identity.position << kEpochShift);
+          newest_sequence =
+              std::max(newest_sequence, std::min<uint64_t>(meta->identity.position, UINT32_MAX) << kEpochShift);
           other_bytes_ += entry.stored_bytes;
           store_record_bytes_ = entry.stored_bytes;
           stats_.bytes_in += entry.stored_bytes;
@@ -63,7 +66,10 @@ absl::Status Cache::Recover() {
       }
     }
   }
-  if (absl::Status status = RecoverNamespaces(spaces); !status.ok()) return status;
+  std::set<format::NamespaceId> later_lives;
+  if (absl::Status status = RecoverNamespaces(spaces, &later_lives); !status.ok()) return status;
+  LeaveAlone(later_lives, &blocks);
+  LeaveAlone(later_lives, &snapshots);
   std::vector<Removal> removals;
   {
     base::MutexLock lock(mutex_);
@@ -72,11 +78,27 @@ absl::Status Cache::Recover() {
   }
   if (options_.read_only) return absl::OkStatus();
   RunRemovals(removals);
+  // Trimmed first, so that a storage that is full to its own limit has room for the epoch's record.
+  if (absl::Status status = Trim(options_.capacity_bytes).status(); !status.ok()) return status;
   if (absl::Status status = StartEpoch(newest_sequence); !status.ok()) return status;
   return Trim(options_.capacity_bytes).status();
 }
 
-absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& metas) {
+// Records of namespaces that only a later version can read are its own: they stay, and take their place.
+void Cache::LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas) {
+  const auto theirs = [&](const format::RecordMeta& meta) {
+    if (!lives.contains(meta.identity.name_space)) return false;
+    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    other_bytes_ += bytes;
+    stats_.bytes_in += bytes;
+    stats_.skipped_too_new += 1;
+    return true;
+  };
+  std::erase_if(*metas, theirs);
+}
+
+absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
+                                      std::set<format::NamespaceId>* later_lives) {
   for (const format::RecordMeta& meta : metas) {
     const uint64_t stored_bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
     other_bytes_ += stored_bytes;
@@ -89,6 +111,7 @@ absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& met
         return space.status();
       }
       (code == base::Code::kFormatTooNew ? stats_.skipped_too_new : stats_.skipped_corrupt) += 1;
+      if (code == base::Code::kFormatTooNew) later_lives->insert(meta.identity.name_space);
       continue;
     }
     (*space)->record_bytes = stored_bytes;

@@ -203,8 +203,7 @@ absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
   }
   buffers_ = std::move(buffers);
   pinned_device_ = pinned_device;
-  deadline_ =
-      options_.timeout_ms == 0 ? Deadline::max() : base::DeadlineAfter(std::chrono::milliseconds(options_.timeout_ms));
+  deadline_ = options_.timeout_ms == 0 ? Deadline::max() : DeadlineAfterMs(options_.timeout_ms);
   {
     base::MutexLock lock(mutex_);
     result_.state = RestoreState::kRunning;
@@ -227,8 +226,7 @@ RestoreResult RestorePlan::Poll() const {
 }
 
 absl::Status RestorePlan::WaitLayers(uint64_t layers, uint64_t timeout_ms, RestoreResult* result) {
-  const Deadline deadline =
-      base::DeadlineAfter(std::chrono::milliseconds(std::min<uint64_t>(timeout_ms, INT64_MAX / 2000000)));
+  const Deadline deadline = DeadlineAfterMs(timeout_ms);
   base::MutexLock lock(mutex_);
   if (result_.state == RestoreState::kCreated) {
     return base::MakeStatus(base::Code::kInvalidState, "plan", "not started");
@@ -484,12 +482,12 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
     if (auto stopped = CheckStopped(); stopped.has_value()) return *stopped;
     return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, read.block, std::move(status)};
   };
-  const std::chrono::milliseconds io_timeout(match_->cache->options().io_timeout_ms);
+  const uint64_t io_timeout_ms = match_->cache->options().io_timeout_ms;
   for (size_t next = 0; next < count || !in_flight.empty();) {
     if (auto stopped = CheckStopped(); stopped.has_value()) return stopped;
     while (next < count && in_flight.size() < kReadsInFlight) {
       Read read = make(next);
-      const Deadline deadline = std::min(deadline_, base::DeadlineAfter(io_timeout));
+      const Deadline deadline = std::min(deadline_, DeadlineAfterMs(io_timeout_ms));
       absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, in_flight.empty(), deadline);
       // What is in flight gives its memory back first.
       if (base::CodeOf(operation.status()) == base::Code::kBusy && !in_flight.empty()) break;

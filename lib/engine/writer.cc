@@ -56,7 +56,7 @@ absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache
 }
 
 Deadline Writer::WaitDeadline() const {
-  return base::DeadlineAfter(std::chrono::milliseconds(options_.wait_ms == 0 ? 1'000 : options_.wait_ms));
+  return DeadlineAfterMs(options_.wait_ms == 0 ? 1'000 : options_.wait_ms);
 }
 
 base::BlockDigest Writer::BoundaryKey(uint64_t depth) {
@@ -529,8 +529,7 @@ absl::Status Writer::Commit(bool durable, bool output_end, uint64_t timeout_ms, 
     }
     held_ = {};
   }
-  const Deadline deadline = base::DeadlineAfter(
-      std::chrono::milliseconds(timeout_ms == 0 ? 30'000 : std::min<uint64_t>(timeout_ms, INT64_MAX / 2'000'000)));
+  const Deadline deadline = DeadlineAfterMs(timeout_ms == 0 ? 30'000 : timeout_ms);
   {
     base::MutexLock lock(cache_->mutex());
     while (progress_->pending > 0) {

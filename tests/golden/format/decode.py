@@ -126,7 +126,7 @@ def check(folder):
         problems += [f"{name}: accepts a payload of {n} bytes" for n in range(len(payload))
                      if not refuses(decode_payload, payload[:n])]
     fields, layout = decode_namespace(bytes.fromhex(expected["namespace"]["slices"][0]["data"]))
-    if fields != {"adapter": b"", "weights": bytes(range(7))} or not layout.startswith("kvstrata-layout 1\n"):
+    if fields != {"model.weights": bytes(range(7)), "tenant": b""} or not layout.startswith("kvstrata-layout 1\n"):
         problems.append(f"namespace: {fields} {layout}")
     return problems
 

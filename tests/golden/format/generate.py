@@ -22,7 +22,7 @@ LAYOUT = (b"kvstrata-layout 1\n"
           b"stream 0 rows other layer 0 ratio 2 row_bytes 3 state_rows 0 packing raw flags -\n"
           b"stream 1 state window layer 0 ratio 1 row_bytes 5 state_rows 3 packing raw flags optional\n"
           b"end\n")
-FIELDS = [(b"adapter", b""), (b"weights", bytes(range(7)))]
+FIELDS = [(b"model.weights", bytes(range(7))), (b"tenant", b"")]
 LIFE = bytes(range(0xA0, 0xB0))
 TOKENS = [1, -2, 2**31 - 1, -2**31, 7, 8]  # one block of four, then a tail of two
 EXTRA = [(1, 9, b"image"), (4, 2, b"")]    # position, type, bytes

@@ -130,6 +130,7 @@ Store::~Store() {
 
 absl::Status Store::TryOpen() {
   faulty_ = std::make_shared<FaultyStorage>(memory_, 1, /*close_inner=*/false);
+  if (fail_nth_ > 0) faulty_->FailNth(StorageCall::kAny, fail_nth_, base::Code::kIo);
   options.storage = faulty_;
   absl::StatusOr<std::shared_ptr<Cache>> made = Cache::Open(options);
   if (!made.ok()) return made.status();
@@ -152,7 +153,13 @@ void Store::Close() {
   space_ = nullptr;
   const absl::Status status = cache_->Close(std::chrono::seconds(60), nullptr);
   INFO(status.ToString());
-  CHECK(status.ok());
+  CHECK((status.ok() || fail_nth_ > 0));
+  Abandon();
+}
+
+void Store::Abandon() {
+  space_ = nullptr;
+  sources_.clear();
   cache_ = nullptr;
   options.storage = nullptr;
   faulty_ = nullptr;

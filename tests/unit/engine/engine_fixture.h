@@ -116,8 +116,12 @@ class Store {
 
   void Open();
   absl::Status TryOpen();
-  // Closes the cache; the records stay. `wipe_faults` takes the faulty storage's place with a new one.
+  // The nth storage call from the next open on fails, whatever it is; 0: none.
+  void FailNextOpen(uint64_t nth) { fail_nth_ = nth; }
+  // Closes the cache; the records stay.
   void Close();
+  // Lets go of a cache that was closed already, or could not be opened.
+  void Abandon();
   void Reopen();
 
   Cache& cache() { return *cache_; }
@@ -165,6 +169,7 @@ class Store {
   std::shared_ptr<Cache> cache_;
   std::shared_ptr<NameSpace> space_;
   bool existed_ = false;
+  uint64_t fail_nth_ = 0;
   core::base::Mutex sources_mutex_;
   std::map<const Writer*, std::vector<StreamMemory>> sources_;
 };
