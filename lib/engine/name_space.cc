@@ -145,12 +145,17 @@ absl::Status Cache::WriteNamespaceRecord(NameSpace& name_space, const format::Na
   payload.insert(payload.end(), body.begin(), body.end());
   const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size()});
   const uint64_t bytes = options_.storage->StoredBytes(payload.size(), meta.size());
-  const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
-  if (absl::Status status = Reserve(RecordClass::kRows, bytes, deadline); !status.ok()) return status;
+  // The new record takes the older one's place, so only what it is larger by needs room: a namespace can be dropped
+  // from a full store, whose space comes back only afterwards.
+  const uint64_t growth = bytes > name_space.record_bytes ? bytes - name_space.record_bytes : 0;
+  if (growth > 0) {
+    const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
+    if (absl::Status status = Reserve(RecordClass::kRows, growth, deadline); !status.ok()) return status;
+  }
   const absl::Status status =
       PutAndWait({format::MakeRecordKey(format::RecordKind::kNamespace, head.identity.key)}, payload, meta);
   base::MutexLock lock(mutex_);
-  Unreserve(RecordClass::kRows, bytes);
+  if (growth > 0) Unreserve(RecordClass::kRows, growth);
   if (!status.ok()) return status;
   other_bytes_ += bytes - name_space.record_bytes;
   stats_.bytes_in += bytes;
