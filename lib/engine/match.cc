@@ -18,9 +18,9 @@ constexpr uint64_t kMaxCandidates = 256;
 constexpr size_t kMaxContinuations = 16;
 
 // Why the chain ends where it does.
-plan::Reason MatchEnd(const NameSpace& space, const trie::MatchResult& match, uint64_t max_blocks) {
+plan::Reason MatchEnd(const trie::MatchResult& match, uint64_t max_blocks) {
   if (match.blocks == max_blocks) return max_blocks == 0 ? plan::Reason::kShorterThanBlock : plan::Reason::kCapped;
-  return space.trie.FirstChild(match.node).valid() ? plan::Reason::kDiverged : plan::Reason::kAbsent;
+  return match.blocks == 0 ? plan::Reason::kAbsent : plan::Reason::kDiverged;
 }
 
 void FillBlocks(const NameSpace& space, trie::NodeRef deepest, MatchState* state) {
@@ -113,7 +113,7 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   if (state->options.storage_bytes_per_second == 0) {
     state->options.storage_bytes_per_second = cache->measured_bytes_per_second();
   }
-  state->match_end = MatchEnd(space, found, max_blocks);
+  state->match_end = MatchEnd(found, max_blocks);
   match->plan_ = state->MakePlan(state->matched_blocks, kNoPosition, {}, state->match_end);
   const plan::Plan& plan = match->plan_;
 
