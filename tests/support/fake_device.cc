@@ -40,7 +40,14 @@ FakeDevice::~FakeDevice() {
   for (const auto& [memory, pinned] : pinned_) std::free(memory);
 }
 
-void FakeDevice::SetAccess(bool open) { mprotect(arena_, arena_bytes_, open ? PROT_READ | PROT_WRITE : PROT_NONE); }
+// The pages that hold [begin, begin + bytes) of the arena; changing all of it at each call would take most of the time.
+void FakeDevice::SetAccess(const std::byte* begin, uint64_t bytes, bool open) {
+  constexpr uint64_t kPage = 4096;
+  const uint64_t offset = static_cast<uint64_t>(begin - arena_);
+  const uint64_t first = offset / kPage * kPage;
+  const uint64_t end = std::min(arena_bytes_, (offset + bytes + kPage - 1) / kPage * kPage);
+  if (end > first) mprotect(arena_ + first, end - first, open ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
 
 std::byte* FakeDevice::Allocate(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
@@ -70,16 +77,16 @@ void FakeDevice::Free(std::byte* memory) {
 
 void FakeDevice::Write(std::byte* device, const std::byte* host, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  SetAccess(true);
+  SetAccess(device, bytes, true);
   std::memcpy(device, host, bytes);
-  SetAccess(false);
+  SetAccess(device, bytes, false);
 }
 
 void FakeDevice::Read(std::byte* host, const std::byte* device, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  SetAccess(true);
+  SetAccess(device, bytes, true);
   std::memcpy(host, device, bytes);
-  SetAccess(false);
+  SetAccess(device, bytes, false);
 }
 
 void FakeDevice::FailNth(uint64_t n) {
@@ -238,6 +245,10 @@ void FakeDevice::Execute(const Operation& operation) {
   if (operation.direction == KVSTRATA_TO_DEVICE && HostChecksum(operation) != operation.checksum) {
     Violation("staging memory changed before its copy was waited for");
   }
+  if (copy.count == 0 || copy.size == 0) return;
+  const std::byte* begin = operation.device + copy.device_offset;
+  const uint64_t reach = (copy.count - 1) * copy.device_stride + copy.size;
+  SetAccess(begin, reach, true);
   for (uint64_t run = 0; run < copy.count; ++run) {
     std::byte* host = operation.host + copy.host_offset + run * copy.host_stride;
     std::byte* device = operation.device + copy.device_offset + run * copy.device_stride;
@@ -247,10 +258,10 @@ void FakeDevice::Execute(const Operation& operation) {
       std::memcpy(host, device, copy.size);
     }
   }
+  SetAccess(begin, reach, false);
 }
 
 void FakeDevice::ExecuteUntil(void* stream, uint64_t order) {
-  SetAccess(true);
   std::vector<Operation> later;
   for (Operation& operation : pending_) {
     if (operation.stream == stream && operation.order <= order) {
@@ -260,7 +271,6 @@ void FakeDevice::ExecuteUntil(void* stream, uint64_t order) {
     }
   }
   pending_ = std::move(later);
-  SetAccess(false);
 }
 
 // A device that fails has lost what was enqueued: nothing will touch the memory of those copies any more.

@@ -88,7 +88,7 @@ class FakeDevice {
   void PoisonHost(const Operation& operation);
   void Execute(const Operation& operation);
   void ExecuteUntil(void* stream, uint64_t order);
-  void SetAccess(bool open);
+  void SetAccess(const std::byte* begin, uint64_t bytes, bool open);
 
   mutable std::mutex mutex_;
   kvstrata_device table_{};

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// The caller's allocator: everything given back as it was given, within the bound that was set, released when idle.
+#include "tests/support/catch.hpp"
+#include "tests/support/fake_allocator.h"
+#include "tests/unit/capi/world.h"
+
+namespace kvstrata::test {
+
+TEST_CASE("staging comes from the caller's allocator, stays within its bound and goes back", "[capi]") {
+  CountingAllocator allocator;
+  {
+    World world;
+    world.options.allocator = allocator.table();
+    world.options.staging_bytes = 256 << 10;
+    world.Open();
+    const Sequence stored = RandomSequence(1, 600);
+    world.StoreSequence(stored);
+    auto info = Sized<kvstrata_match_info>();
+    MatchHandle match = world.LookUp(Longer(stored), &info);
+    CHECK(world.Restore(match.get(), Longer(stored)) == 600);
+    CHECK(allocator.allocations() > 0);
+    CHECK(allocator.live() == 0);  // an idle cache holds none
+    CHECK(allocator.peak_bytes() <= world.options.staging_bytes);
+    CHECK(world.Stats().staging_peak_bytes <= world.options.staging_bytes);
+    CHECK(world.Stats().staging_bytes == 0);
+  }
+  CHECK(allocator.live() == 0);
+  CHECK(allocator.mismatches() == 0);
+}
+
+TEST_CASE("a record that is larger than the staging memory is dropped and counted", "[capi]") {
+  World world;
+  world.options.staging_bytes = 1024;
+  world.Open();
+  const kvstrata_commit_info info = world.StoreSequence(RandomSequence(1, 100), 0);
+  CHECK(info.blocks_stored == 0);
+  CHECK(info.blocks_dropped > 0);
+  CHECK(info.drop_reason == KVSTRATA_E_TOO_LARGE);
+}
+
+TEST_CASE("an allocation that fails is a dropped block or a shorter restore", "[capi]") {
+  CountingAllocator allocator;
+  World world;
+  world.options.allocator = allocator.table();
+  world.Open();
+  const Sequence stored = RandomSequence(1, 100);
+  allocator.FailNth(1);
+  const kvstrata_commit_info info = world.StoreSequence(stored, 0);
+  CHECK(allocator.failed());
+  CHECK(info.blocks_dropped > 0);
+  CHECK(info.drop_reason == KVSTRATA_E_OUT_OF_MEMORY);
+  world.StoreSequence(stored);
+  auto match_info = Sized<kvstrata_match_info>();
+  MatchHandle match = world.LookUp(Longer(stored), &match_info);
+  REQUIRE(match_info.usable_tokens == 100);
+  allocator.FailNth(1);
+  const auto engine = world.Engine();
+  auto result = Sized<kvstrata_plan_result>();
+  RestoreOptions restore;
+  restore.expect_faults = true;
+  CHECK(engine->Restore(match.get(), Longer(stored), restore, &result).empty());
+  CHECK(result.usable_tokens < 100);
+}
+
+}  // namespace kvstrata::test

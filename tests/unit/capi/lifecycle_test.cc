@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+// Handles: destroyed in any order, after a close, in a forked child; one writer of a directory at a time.
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <string>
+#include <vector>
+
+#include "tests/support/catch.hpp"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/capi/fork_child.h"
+#include "tests/unit/capi/world.h"
+
+namespace kvstrata::test {
+namespace {
+
+// One handle of each kind, with a finished plan.
+struct Handles {
+  CacheHandle cache;
+  NamespaceHandle space;
+  MatchHandle match;
+  PlanHandle plan;
+  WriterHandle writer;
+};
+
+Handles MakeHandles(World* world, const Sequence& stored) {
+  Handles handles;
+  world->Open();
+  world->StoreSequence(stored);
+  auto info = Sized<kvstrata_match_info>();
+  handles.match = world->LookUp(Longer(stored), &info);
+  REQUIRE(info.usable_tokens > 0);
+  REQUIRE(kvstrata_plan_create(handles.match.get(), nullptr, Out(handles.plan), nullptr) == KVSTRATA_OK);
+  REQUIRE(kvstrata_writer_open(world->space.get(), handles.match.get(), nullptr, Out(handles.writer), nullptr) ==
+          KVSTRATA_OK);
+  handles.cache = std::move(world->cache);
+  handles.space = std::move(world->space);
+  return handles;
+}
+
+// The status of each fallible call on the handles; `quiet` leaves out what a forked child must not do to its parent.
+std::vector<kvstrata_status> CallAll(Handles& handles, Sequence sequence) {
+  auto stats = Sized<kvstrata_stats>();
+  auto verify = Sized<kvstrata_verify_info>();
+  auto space_info = Sized<kvstrata_namespace_info>();
+  uint64_t number = 0;
+  uint64_t next = 0;
+  MatchHandle match;
+  PlanHandle plan;
+  WriterHandle writer;
+  std::vector<kvstrata_status> out;
+  out.push_back(kvstrata_cache_stats(handles.cache.get(), &stats, nullptr));
+  out.push_back(kvstrata_cache_events(handles.cache.get(), 1, nullptr, 0, 0, &number, &next, nullptr));
+  out.push_back(kvstrata_cache_verify(handles.cache.get(), nullptr, nullptr, &verify, nullptr));
+  out.push_back(kvstrata_cache_trim(handles.cache.get(), UINT64_MAX, &number, nullptr));
+  out.push_back(kvstrata_cache_sync(handles.cache.get(), nullptr));
+  out.push_back(kvstrata_cache_purge_foreign(handles.cache.get(), &number, nullptr));
+  out.push_back(kvstrata_namespace_get_info(handles.space.get(), &space_info, nullptr));
+  out.push_back(kvstrata_namespace_drop(handles.space.get(), nullptr));
+  out.push_back(kvstrata_lookup(handles.space.get(), sequence.All(), nullptr, Out(match), nullptr));
+  out.push_back(kvstrata_match_renew(handles.match.get(), 0, nullptr));
+  out.push_back(kvstrata_match_limit(handles.match.get(), 10, nullptr));
+  out.push_back(kvstrata_match_first_difference(handles.match.get(), &number, nullptr));
+  out.push_back(kvstrata_plan_create(handles.match.get(), nullptr, Out(plan), nullptr));
+  out.push_back(kvstrata_plan_start(handles.plan.get(), nullptr, 0, 0, nullptr));
+  out.push_back(kvstrata_writer_open(handles.space.get(), nullptr, nullptr, Out(writer), nullptr));
+  out.push_back(kvstrata_writer_advance(handles.writer.get(), nullptr, sequence.size(), nullptr));
+  out.push_back(kvstrata_writer_snapshot(handles.writer.get(), nullptr));
+  out.push_back(kvstrata_writer_fork(handles.writer.get(), Out(writer), nullptr));
+  out.push_back(kvstrata_writer_commit(handles.writer.get(), 0, 0, nullptr, nullptr));
+  return out;
+}
+
+}  // namespace
+
+TEST_CASE("handles are destroyed in any order", "[capi]") {
+  int order[] = {0, 1, 2, 3, 4};
+  do {
+    World world;
+    Handles handles = MakeHandles(&world, RandomSequence(1, 70));
+    for (const int which : order) {
+      if (which == 0) handles.cache.reset();
+      if (which == 1) handles.space.reset();
+      if (which == 2) handles.match.reset();
+      if (which == 3) handles.plan.reset();
+      if (which == 4) handles.writer.reset();
+    }
+    REQUIRE(c_store_count(world.store.get()).destroyed == 1);
+  } while (std::next_permutation(std::begin(order), std::end(order)));
+}
+
+TEST_CASE("a closed cache answers INVALID_STATE through every handle", "[capi]") {
+  World world;
+  const Sequence stored = RandomSequence(1, 70);
+  Handles handles = MakeHandles(&world, stored);
+  auto info = Sized<kvstrata_close_info>();
+  REQUIRE(kvstrata_cache_close(handles.cache.get(), 0, &info, nullptr) == KVSTRATA_OK);
+  CHECK(info.dropped_blocks == 0);
+  CHECK(info.dropped_snapshots == 0);
+  const std::vector<kvstrata_status> statuses = CallAll(handles, stored);
+  for (size_t i = 0; i < statuses.size(); ++i) {
+    INFO(i);
+    CHECK(statuses[i] == KVSTRATA_E_INVALID_STATE);
+  }
+  CHECK(kvstrata_cache_close(handles.cache.get(), 0, nullptr, nullptr) == KVSTRATA_OK);
+}
+
+TEST_CASE("a forked child gets FORKED from every fallible call, and the parent goes on", "[capi]") {
+  World world;
+  const Sequence stored = RandomSequence(1, 70);
+  Handles handles = MakeHandles(&world, stored);
+  const int wrong = RunInChild([&] {
+    const std::vector<kvstrata_status> statuses = CallAll(handles, stored);
+    for (size_t i = 0; i < statuses.size(); ++i) {
+      if (statuses[i] != KVSTRATA_E_FORKED) return static_cast<int>(i) + 1;
+    }
+    if (kvstrata_cache_close(handles.cache.get(), 0, nullptr, nullptr) != KVSTRATA_E_FORKED) return 100;
+    handles = Handles{};  // destroying what was inherited must not hang
+    return 0;
+  });
+  CHECK(wrong == 0);
+  CHECK(world.Restore(handles.match.get(), Longer(stored)) == stored.size());
+}
+
+TEST_CASE("a directory has one writer at a time, and any number of readers", "[capi]") {
+  TempDir directory;
+  World world;
+  world.options.storage = nullptr;
+  world.options.path = directory.path().c_str();
+  world.Open();
+  const Sequence stored = RandomSequence(1, 70);
+  world.StoreSequence(stored);
+  Error error;
+  CacheHandle second;
+  CHECK(kvstrata_cache_open(&world.options, Out(second), &error) == KVSTRATA_E_LOCKED);
+  const int child = RunInChild([&] {
+    CacheHandle other;
+    return kvstrata_cache_open(&world.options, Out(other), nullptr) == KVSTRATA_E_LOCKED ? 0 : 1;
+  });
+  CHECK(child == 0);
+  world.Close();
+  world.options.flags = KVSTRATA_CACHE_READ_ONLY;
+  world.options.capacity_bytes = 0;
+  world.Open();
+  World reader;
+  reader.options = world.options;
+  reader.Open();
+  auto info = Sized<kvstrata_match_info>();
+  MatchHandle match = reader.LookUp(Longer(stored), &info);
+  REQUIRE(info.usable_tokens == stored.size());
+  CHECK(reader.Restore(match.get(), Longer(stored)) == stored.size());
+  uint64_t held = 0;
+  CHECK(kvstrata_cache_trim(world.cache.get(), 0, &held, nullptr) == KVSTRATA_E_READ_ONLY);
+  CHECK(kvstrata_namespace_drop(world.space.get(), nullptr) == KVSTRATA_E_READ_ONLY);
+}
+
+TEST_CASE("a directory that cannot be made is an error with its errno", "[capi]") {
+  World world;
+  world.options.storage = nullptr;
+  world.options.path = "/proc/kvstrata-cannot-be-here";
+  Error error;
+  CacheHandle cache;
+  const kvstrata_status status = kvstrata_cache_open(&world.options, Out(cache), &error);
+  CAPTURE(Describe(status, error));
+  CHECK(status != KVSTRATA_OK);
+  CHECK(error.native_code == ENOENT);
+  CHECK(cache == nullptr);
+}
+
+TEST_CASE("a store that failed to open stays the caller's", "[capi]") {
+  World world;
+  kvstrata_cache_options options = world.options;
+  options.capacity_bytes = 0;
+  CacheHandle cache;
+  CHECK(kvstrata_cache_open(&options, Out(cache), nullptr) != KVSTRATA_OK);
+  CHECK(c_store_count(world.store.get()).destroyed == 0);
+  kvstrata_storage broken = world.table;
+  broken.submit = nullptr;
+  options = world.options;
+  options.storage = &broken;
+  CHECK(kvstrata_cache_open(&options, Out(cache), nullptr) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(c_store_count(world.store.get()).destroyed == 0);
+  world.OpenCache();
+  world.Close();
+  CHECK(c_store_count(world.store.get()).destroyed == 1);
+}
+
+TEST_CASE("what was accepted before a close is found after the next open", "[capi]") {
+  World world;
+  REQUIRE(c_store_start_thread(world.store.get()) == 0);
+  world.Open();
+  const Sequence stored = RandomSequence(9, 600);
+  const auto engine = world.Engine();
+  engine->sequence() = stored;
+  WriterHandle writer;
+  REQUIRE(kvstrata_writer_open(world.space.get(), nullptr, nullptr, Out(writer), nullptr) == KVSTRATA_OK);
+  REQUIRE(engine->Advance(writer.get(), 0, stored.size()).empty());
+  REQUIRE(kvstrata_writer_snapshot(writer.get(), nullptr) == KVSTRATA_OK);
+  auto closed = Sized<kvstrata_close_info>();
+  REQUIRE(kvstrata_cache_close(world.cache.get(), 0, &closed, nullptr) == KVSTRATA_OK);
+  CHECK(closed.dropped_blocks == 0);
+  writer.reset();
+  world.Close();
+  world.Open();
+  auto info = Sized<kvstrata_match_info>();
+  MatchHandle match = world.LookUp(Longer(stored), &info);
+  CHECK(info.matched_tokens == 576);  // 18 blocks of 32
+  CHECK(info.usable_tokens == 600);
+  CHECK(world.Restore(match.get(), Longer(stored)) == 600);
+  CHECK(world.Stats().recovered_blocks == 18);
+}
+
+TEST_CASE("empty is legal everywhere", "[capi]") {
+  World world;
+  world.Open();
+  Sequence empty;
+  auto info = Sized<kvstrata_match_info>();
+  MatchHandle match = world.LookUp(empty, &info);
+  CHECK(info.prompt_tokens == 0);
+  CHECK(info.usable_tokens == 0);
+  CHECK(info.mode == KVSTRATA_MODE_NONE);
+  CHECK(info.reason != KVSTRATA_REASON_NONE);
+  WriterHandle writer;
+  REQUIRE(kvstrata_writer_open(world.space.get(), match.get(), nullptr, Out(writer), nullptr) == KVSTRATA_OK);
+  CHECK(kvstrata_writer_advance(writer.get(), nullptr, 0, nullptr) == KVSTRATA_OK);
+  CHECK(kvstrata_writer_advance(writer.get(), empty.All(), 0, nullptr) == KVSTRATA_OK);
+  auto commit = Sized<kvstrata_commit_info>();
+  CHECK(kvstrata_writer_commit(writer.get(), KVSTRATA_COMMIT_OUTPUT_END, 0, &commit, nullptr) == KVSTRATA_OK);
+  CHECK(commit.sequence_tokens == 0);
+  CHECK(commit.blocks_stored + commit.snapshots_stored + commit.blocks_dropped + commit.snapshots_dropped == 0);
+  // A restore of a miss ends at once, with nothing.
+  PlanHandle plan;
+  REQUIRE(kvstrata_plan_create(match.get(), nullptr, Out(plan), nullptr) == KVSTRATA_OK);
+  CHECK(kvstrata_plan_segment_count(plan.get()) == 0);
+  REQUIRE(kvstrata_plan_start(plan.get(), nullptr, 0, 0, nullptr) == KVSTRATA_OK);
+  auto result = Sized<kvstrata_plan_result>();
+  REQUIRE(kvstrata_plan_wait(plan.get(), 10'000, &result, nullptr) == KVSTRATA_OK);
+  CHECK(result.state == KVSTRATA_PLAN_COMPLETE);
+  CHECK(result.usable_tokens == 0);
+}
+
+}  // namespace kvstrata::test
