@@ -659,8 +659,8 @@ enum {
 /* Why a match is not longer, or nothing. */
 enum {
   KVSTRATA_REASON_NONE = 0,
-  KVSTRATA_REASON_ABSENT = 1,             /* the next block is not stored; of a miss: not even the first one        */
-  KVSTRATA_REASON_DIVERGED = 2,           /* a stored chain goes on with other tokens                               */
+  KVSTRATA_REASON_ABSENT = 1,             /* not even the first block is stored                                     */
+  KVSTRATA_REASON_DIVERGED = 2,           /* stored up to the matched length; what follows differs or is not stored */
   KVSTRATA_REASON_CAPPED = 3,             /* at least one token must be computed, or kvstrata_match_limit           */
   KVSTRATA_REASON_SHORTER_THAN_BLOCK = 4,
   KVSTRATA_REASON_NO_SNAPSHOT = 5,        /* rows are there, state is not, and replay is not allowed                */

@@ -45,8 +45,8 @@ constexpr uint32_t kDefaultModes = ModeBit(Mode::kSnapshot);
 // Why a plan is not longer, or is none. Pinned numbers.
 enum class Reason : int32_t {
   kNone = 0,              // nothing limits: every complete block and usable snapshot below n is in use
-  kAbsent = 1,            // the next block (of a miss: the first one) is not stored
-  kDiverged = 2,          // a stored chain goes on with other tokens
+  kAbsent = 1,            // not even the first block is stored
+  kDiverged = 2,          // stored up to the matched length; what follows differs or is not stored
   kCapped = 3,            // the n-1 rule, or usable_limit
   kShorterThanBlock = 4,  // n < B, and no snapshot inside the first block
   kNoSnapshot = 5,        // rows reach further than the newest snapshot, or there is no snapshot at all
