@@ -178,7 +178,7 @@ absl::Status Buffer::Scatter(const RowRange& range, const std::byte* rows) const
   const absl::StatusOr<std::vector<CopyRun>> runs = Runs(range, 0);
   if (!runs.ok()) return runs.status();
   for (const CopyRun& run : *runs) {
-    for (uint64_t i = 0; i < run.count; ++i) {
+    for (uint64_t i = 0; i < run.count && run.bytes > 0; ++i) {  // an empty state may have no memory at all
       std::memcpy(desc_.base + run.memory_offset + i * run.memory_stride, rows + run.host_offset + i * run.host_stride,
                   run.bytes);
     }
@@ -190,7 +190,7 @@ absl::Status Buffer::Gather(const RowRange& range, std::byte* rows) const {
   const absl::StatusOr<std::vector<CopyRun>> runs = Runs(range, 0);
   if (!runs.ok()) return runs.status();
   for (const CopyRun& run : *runs) {
-    for (uint64_t i = 0; i < run.count; ++i) {
+    for (uint64_t i = 0; i < run.count && run.bytes > 0; ++i) {  // an empty state may have no memory at all
       std::memcpy(rows + run.host_offset + i * run.host_stride, desc_.base + run.memory_offset + i * run.memory_stride,
                   run.bytes);
     }

@@ -267,7 +267,6 @@ void RestorePlan::Run() {
   const auto begin = std::chrono::steady_clock::now();
   {
     base::MutexLock lock(match_->cache->mutex());
-    match_->cache->counters().restores += 1;
     if (match_->name_space->dropping || match_->name_space->life != match_->life) {
       usable_blocks_ = 0;
       unusable_snapshots_.assign(unusable_snapshots_.size(), true);
@@ -612,7 +611,9 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
   }
   {
     base::MutexLock lock(match_->cache->mutex());
+    // Counted with its end, so that the kinds of ends always add up.
     Stats& stats = match_->cache->counters();
+    stats.restores += 1;
     switch (state) {
       case RestoreState::kComplete: stats.restores_complete += 1; break;
       case RestoreState::kShortened: stats.restores_shortened += 1; break;

@@ -68,13 +68,14 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
   absl::Status status = bytes.ok() ? CheckRecord(*bytes, *meta) : bytes.status();
   if (status.ok()) return;
   const base::Code code = base::CodeOf(status);
+  // A head of a later version behind a meta of this one is damage, too.
   const bool gone = code == base::Code::kNotFound;
   if (code != base::Code::kCorrupt && code != base::Code::kFormatTooNew && !gone) {
     info->unreadable += 1;
     return;
   }
   std::vector<Removal> removals;
-  if (!options_.read_only && code != base::Code::kFormatTooNew) {
+  if (!options_.read_only) {
     base::MutexLock lock(mutex_);
     DetachByMeta(*meta, &removals);
   }

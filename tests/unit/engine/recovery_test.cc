@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Opening, closing and verifying a store: what is taken, what is left alone, what is removed, and that no number is used
-// twice.
+// Opening, closing and verifying a store: what is taken, what is left alone, what is removed, and that no number is
+// used twice.
 #include <algorithm>
 #include <fstream>
 #include <iterator>

@@ -327,9 +327,9 @@ TEST_CASE("periodic snapshots, while prefilling and while decoding") {
   for (uint64_t to = 41; to <= 81; ++to) REQUIRE(store.Step(*writer, Prefix(tokens, to), to - 1, to).ok());
   REQUIRE(writer->Commit(false, true, 0, nullptr).ok());
   std::set<uint64_t> at;
-  for (const auto& snapshot : store.Lookup(Join(tokens, {1}))->state()->snapshots) at.insert(snapshot.position);
+  const auto match = store.Lookup(Join(tokens, {1}));
+  for (const auto& snapshot : match->state()->snapshots) at.insert(snapshot.position);
   CHECK(at == std::set<uint64_t>{16, 32, 48, 64, 80});
-  store.CheckAccounts();
 }
 
 TEST_CASE("the newest state on the restart grid is held while decoding, and stored at the output's end") {
