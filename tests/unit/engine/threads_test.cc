@@ -22,7 +22,7 @@ using base::Code;
 // Distributions build Abseil without ThreadSanitizer: it sees the memory that a status frees there, but not the counting
 // of references that comes before.
 extern "C" const char* __tsan_default_suppressions() {
-  return "called_from_lib:libabsl_status.so\ncalled_from_lib:libabsl_cord.so\n";
+  return "called_from_lib:libabsl_status.so\ncalled_from_lib:libabsl_cord.so\nrace:Status::Unref\n";
 }
 
 namespace {
