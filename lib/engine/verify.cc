@@ -11,14 +11,16 @@ namespace {
 
 constexpr uint64_t kPageEntries = 64;
 
-// OK when head, slices and checksums of a whole record agree with its meta.
-absl::Status CheckRecord(base::ByteView record, const format::RecordMeta& meta) {
+// OK when head, slices and checksums of a whole record agree with its meta. `replaced`: the head is that of another
+// placement, as when the record was stored anew since it was listed.
+absl::Status CheckRecord(base::ByteView record, const format::RecordMeta& meta, bool* replaced) {
   if (record.size() < format::kHeadPrefixBytes) return base::Corrupt("head", "cut off");
   const absl::StatusOr<uint64_t> head_bytes = format::PeekHeadBytes(record.first(format::kHeadPrefixBytes));
   if (!head_bytes.ok()) return head_bytes.status();
   if (*head_bytes > record.size()) return base::Corrupt("head", "longer than the record");
   const absl::StatusOr<format::RecordHead> head = format::DecodeHead(record.first(*head_bytes));
   if (!head.ok()) return head.status();
+  *replaced = head->identity.sequence != meta.identity.sequence;
   if (head->identity != meta.identity) return base::Corrupt("identity", "head and meta differ");
   uint64_t offset = *head_bytes;
   for (const format::Slice& slice : head->slices) {
@@ -65,11 +67,12 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
     return;
   }
   const absl::StatusOr<std::vector<std::byte>> bytes = GetAndWait(entry.key, 0, entry.payload_bytes);
-  absl::Status status = bytes.ok() ? CheckRecord(*bytes, *meta) : bytes.status();
+  bool replaced = false;
+  absl::Status status = bytes.ok() ? CheckRecord(*bytes, *meta, &replaced) : bytes.status();
   if (status.ok()) return;
   const base::Code code = base::CodeOf(status);
   // A head of a later version behind a meta of this one is damage, too.
-  const bool gone = code == base::Code::kNotFound;
+  const bool gone = replaced || code == base::Code::kNotFound;
   if (code != base::Code::kCorrupt && code != base::Code::kFormatTooNew && !gone) {
     info->unreadable += 1;
     return;
@@ -80,7 +83,7 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
     DetachByMeta(*meta, &removals);
   }
   if (gone && removals.empty()) {
-    info->records -= 1;  // evicted since it was listed; lost it would be if the index still promised it
+    info->records -= 1;  // evicted or stored anew since it was listed; it would be lost if the index still promised it
     return;
   }
   info->corrupt += 1;
