@@ -212,6 +212,17 @@ std::string FakeEngine::WaitByLayer(kvstrata_plan* plan, const kvstrata_match_in
   return "";
 }
 
+std::vector<kvstrata_buffer> FakeEngine::Destinations(const kvstrata_match_info& info, const Sequence& prompt) {
+  if (info.snapshot_position != UINT64_MAX) PrepareState(info.snapshot_position, prompt);
+  std::vector<kvstrata_buffer> destinations;
+  for (const auto& memory : memories_) {
+    memory->Poison();
+    memory->Upload();
+    destinations.push_back(*memory->Describe());
+  }
+  return destinations;
+}
+
 std::string FakeEngine::RunPlan(kvstrata_plan* plan, const kvstrata_match_info& info, const Sequence& prompt,
                                 const RestoreOptions& options, kvstrata_plan_result* result) {
   Error error;

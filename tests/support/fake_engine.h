@@ -73,6 +73,9 @@ class FakeEngine {
   std::string Restore(kvstrata_match* match, const Sequence& prompt, const RestoreOptions& options,
                       kvstrata_plan_result* result);
 
+  // Poisoned destinations for all that `info` promises; valid until the engine is used otherwise.
+  std::vector<kvstrata_buffer> Destinations(const kvstrata_match_info& info, const Sequence& prompt);
+
   // Registers all streams with the writer. With opaque state of another size that is needed again after each step.
   std::string SetSources(kvstrata_writer* writer);
   // Computes to `to` and tells the writer; tokens that the writer does not have yet go along.
