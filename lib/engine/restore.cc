@@ -503,7 +503,9 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
       base::MutexLock lock(mutex_);
       result_.bytes_read += read.bytes;
     }
-    if (absl::Status status = read.use(operation.staging().bytes()); !status.ok()) {
+    absl::Status status = read.use(operation.staging().bytes());
+    if (copy_unfinished_) operation.staging().Forfeit();
+    if (!status.ok()) {
       if (IsRecordFault(status)) return fail(read, status);
       return Failure{Failure::Kind::kStopped, 0, status};
     }
@@ -743,7 +745,7 @@ absl::Status RestorePlan::WriteRows(uint32_t stream, const RowRange& range, base
   const absl::StatusOr<std::vector<CopyRun>> runs = buffer->Runs(target, 0);
   if (!runs.ok()) return runs.status();
   return CopyAndWait(*match_->cache->device(), buffer->desc(), options_.stream, CopyDirection::kToDevice, rows.data(),
-                     *runs, match_->cache->options().io_timeout_ms);
+                     *runs, match_->cache->options().io_timeout_ms, &copy_unfinished_);
 }
 
 }  // namespace kvstrata::core::engine

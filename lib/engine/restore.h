@@ -150,6 +150,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   SliceTable snapshot_table_;
   uint64_t proven_blocks_ = 0;  // blocks before it are in the destinations already
   bool shortened_ = false;
+  bool copy_unfinished_ = false;  // a device may still use the staging memory of the last read
 
   base::Mutex destinations_mutex_;
   bool released_ ABSL_GUARDED_BY(destinations_mutex_) = false;

@@ -58,6 +58,14 @@ void StagingBuffer::MarkStuck() {
   pool_->usage_.stuck += size_;
 }
 
+void StagingBuffer::Forfeit() {
+  MarkStuck();
+  pool_ = nullptr;
+  memory_ = nullptr;
+  size_ = 0;
+  stuck_ = false;
+}
+
 absl::StatusOr<StagingBuffer> StagingPool::Acquire(uint64_t bytes, int32_t device_id,
                                                    std::chrono::steady_clock::time_point deadline) {
   if (bytes > capacity_) {

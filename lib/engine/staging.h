@@ -49,6 +49,8 @@ class StagingBuffer {
   void Reset();
   // Counts the buffer as stuck until it is released: its reader has gone, its read has not.
   void MarkStuck();
+  // Lets go of memory that a device may still use: it is never released, and counts as used and stuck for ever.
+  void Forfeit();
 
  private:
   friend class StagingPool;

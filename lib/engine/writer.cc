@@ -93,7 +93,14 @@ int32_t Writer::PinnedDevice() const {
   return -1;
 }
 
-absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes rows) {
+absl::Status Writer::Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging) {
+  bool unfinished = false;
+  absl::Status status = Gather(stream, range, staging->bytes().subspan(offset, bytes), &unfinished);
+  if (unfinished) staging->Forfeit();
+  return status;
+}
+
+absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished) {
   const Buffer& source = *sources_[stream];
   const layout::Stream& description = layout().stream(stream);
   if (description.kind == layout::StreamKind::kRows) {
@@ -112,7 +119,7 @@ absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes 
   const absl::StatusOr<std::vector<CopyRun>> runs = source.Runs(range, 0);
   if (!runs.ok()) return runs.status();
   return CopyAndWait(*cache_->device(), source.desc(), options_.stream, CopyDirection::kFromDevice, rows.data(), *runs,
-                     cache_->options().io_timeout_ms);
+                     cache_->options().io_timeout_ms, unfinished);
 }
 
 // --- growing -----------------------------------------------------------------------------------------------------
@@ -259,8 +266,9 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureBlock(uint64_t block, uint64
     format::Slice slice{i, absent, absent ? 0 : layout().StreamBlockBytes(i), 0};
     if (!absent) {
       const uint64_t rows = layout().BlockRows(i);
-      const base::MutableBytes target = put->staging.bytes().subspan(offset, slice.bytes);
-      if (absl::Status status = Gather(i, {block * rows, rows, 0}, target); !status.ok()) return status;
+      const RowRange range{block * rows, rows, 0};
+      absl::Status status = Gather(i, range, offset, slice.bytes, &put->staging);
+      if (!status.ok()) return status;
       offset += slice.bytes;
     }
     head.slices.push_back(slice);
@@ -465,8 +473,8 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, 
   uint64_t offset = 0;
   for (const Part& part : parts) {
     if (part.bytes > 0) {
-      const base::MutableBytes target = put->staging.bytes().subspan(offset, part.bytes);
-      if (absl::Status status = Gather(part.stream, part.range, target); !status.ok()) return status;
+      absl::Status status = Gather(part.stream, part.range, offset, part.bytes, &put->staging);
+      if (!status.ok()) return status;
     }
     head.slices.push_back({part.stream, part.absent, part.bytes, 0});
     offset += part.bytes;

@@ -81,7 +81,9 @@ class Writer {
   bool InIndex(const Put& put) const;
   std::optional<trie::SnapshotRef> FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
                                                 const base::Digest128& tail) const;  // locked
-  absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows);
+  // Into `bytes` bytes of the staging memory from `offset` on.
+  absl::Status Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging);
+  absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished);
   void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
   absl::Status Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth);
   void Drop(RecordClass record_class, const absl::Status& status);

@@ -19,8 +19,8 @@ namespace layout = kvstrata::core::layout;
 namespace plan = kvstrata::core::plan;
 using base::Code;
 
-// Distributions build Abseil without ThreadSanitizer: it sees the memory that a status frees there, but not the counting
-// of references that comes before.
+// Distributions build Abseil without ThreadSanitizer: it sees the memory that a status frees there, but not the
+// counting of references that comes before.
 extern "C" const char* __tsan_default_suppressions() {
   return "called_from_lib:libabsl_status.so\ncalled_from_lib:libabsl_cord.so\nrace:Status::Unref\n";
 }
