@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared library exports what its headers declare, its map and its list name, and nothing else.
 
-usage: exports.py ROOT LIBRARY --nm NM --readelf READELF [--partial]
-
---partial: names that are declared but not implemented yet are told, not failed.
+usage: exports.py ROOT LIBRARY --nm NM --readelf READELF
 """
 
 import argparse
@@ -94,7 +92,6 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--nm", required=True)
     parser.add_argument("--readelf", required=True)
-    parser.add_argument("--partial", action="store_true")
     arguments = parser.parse_args()
 
     problems = []
@@ -108,10 +105,6 @@ def main():
         problems.append(f"capi/kvstrata.map: the node is {node}, the ABI number {abi}")
     compare(problems, "the headers", declared, "capi/kvstrata.map", mapped)
     compare(problems, "the headers", declared, "capi/symbols.txt", listed)
-    missing = declared - exported
-    if arguments.partial:
-        print(f"{len(missing)} declared names are not implemented yet: {' '.join(sorted(missing))}")
-        exported |= missing
     compare(problems, "the headers", declared, "the library", exported)
     check_dynamic(problems, output_of(arguments.readelf, "-dW", arguments.library), abi)
 
