@@ -96,6 +96,7 @@ absl::Status MakeStatus(Code code, std::string_view field, std::string_view mess
 }
 
 absl::Status IoError(std::string_view operation, std::string_view path, int native_code) {
+  char text[128];  // GNU's strerror_r, which fills it or returns a text of its own; strerror is not thread-safe
   Code code = Code::kIo;
   switch (native_code) {
     case ENOSPC:
@@ -107,7 +108,7 @@ absl::Status IoError(std::string_view operation, std::string_view path, int nati
     case ENOMEM: code = Code::kOutOfMemory; break;
     default: break;
   }
-  return MakeStatus(code, operation, std::string(path) + ": " + std::strerror(native_code), native_code);
+  return MakeStatus(code, operation, std::string(path) + ": " + strerror_r(native_code, text, sizeof(text)), native_code);
 }
 
 Code CodeOf(const absl::Status& status) {
