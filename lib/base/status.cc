@@ -108,7 +108,8 @@ absl::Status IoError(std::string_view operation, std::string_view path, int nati
     case ENOMEM: code = Code::kOutOfMemory; break;
     default: break;
   }
-  return MakeStatus(code, operation, std::string(path) + ": " + strerror_r(native_code, text, sizeof(text)), native_code);
+  const char* reason = strerror_r(native_code, text, sizeof(text));
+  return MakeStatus(code, operation, std::string(path) + ": " + reason, native_code);
 }
 
 Code CodeOf(const absl::Status& status) {
