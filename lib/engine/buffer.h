@@ -102,7 +102,7 @@ class Buffer {
 RowRange StateRows(const layout::Layout& layout, uint32_t stream, uint64_t position);
 
 // Copies between pinned `host` memory and the device buffer, and waits until the copies have been done. Where they were
-// begun and their end is not known, *unfinished becomes true: `host` must then never be used again, nor released.
+// begun and their end is not known, *unfinished becomes true: `host` must then not be used again, nor released.
 absl::Status CopyAndWait(Device& device, const BufferDesc& buffer, void* stream, CopyDirection direction,
                          std::byte* host, std::span<const CopyRun> runs, uint64_t timeout_ms, bool* unfinished);
 

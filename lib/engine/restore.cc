@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <deque>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -209,7 +210,7 @@ absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
     result_.state = RestoreState::kRunning;
     result_.quiesced = false;
   }
-  absl::Status status = match_->cache->Enqueue([self = shared_from_this()] { self->Run(); });
+  absl::Status status = match_->cache->Enqueue([self = shared_from_this()] { self->RunSafely(); });
   base::MutexLock lock(mutex_);
   if (!status.ok()) {
     result_.state = RestoreState::kCreated;
@@ -262,6 +263,15 @@ void RestorePlan::Cancel() {
 }
 
 // --- the work ----------------------------------------------------------------------------------------------------
+
+// A worker has nobody above it who could catch.
+void RestorePlan::RunSafely() {
+  try {
+    Run();
+  } catch (const std::bad_alloc&) {
+    Finish(RestoreState::kFailed, absl::ResourceExhaustedError("restore"));
+  }
+}
 
 void RestorePlan::Run() {
   const auto begin = std::chrono::steady_clock::now();

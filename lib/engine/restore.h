@@ -111,6 +111,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   RowRange StateRange(uint32_t stream, uint64_t position) const;
 
   void Run();
+  void RunSafely();
   std::optional<Failure> Attempt();
   std::optional<Failure> AttemptByBlocks();
   std::optional<Failure> AttemptByLayers();

@@ -59,7 +59,12 @@ void StagingBuffer::MarkStuck() {
 }
 
 void StagingBuffer::Forfeit() {
+  if (pool_ == nullptr) return;
   MarkStuck();
+  {
+    base::MutexLock lock(pool_->mutex_);
+    pool_->forfeited_.push_back({memory_, size_, device_id_});
+  }
   pool_ = nullptr;
   memory_ = nullptr;
   size_ = 0;
@@ -113,15 +118,21 @@ absl::StatusOr<StagingBuffer> StagingPool::Allocate(uint64_t bytes, int32_t devi
   return buffer;
 }
 
-void StagingPool::Release(StagingBuffer* buffer) {
-  const uint64_t size = std::max<uint64_t>(buffer->size_, 1);
-  if (buffer->memory_ != nullptr) {
-    if (buffer->device_id_ >= 0 && device_ != nullptr) {
-      device_->ReleasePinned(buffer->device_id_, buffer->memory_, size);
-    } else {
-      allocator_->Release(buffer->memory_, size, kAlignment);
-    }
+StagingPool::~StagingPool() {
+  for (const Forfeited& left : forfeited_) ReleaseMemory(left.memory, left.bytes, left.device_id);
+}
+
+void StagingPool::ReleaseMemory(std::byte* memory, uint64_t bytes, int32_t device_id) {
+  const uint64_t size = std::max<uint64_t>(bytes, 1);  // as Allocate
+  if (device_id >= 0 && device_ != nullptr) {
+    device_->ReleasePinned(device_id, memory, size);
+  } else {
+    allocator_->Release(memory, size, kAlignment);
   }
+}
+
+void StagingPool::Release(StagingBuffer* buffer) {
+  if (buffer->memory_ != nullptr) ReleaseMemory(buffer->memory_, buffer->size_, buffer->device_id_);
   base::MutexLock lock(mutex_);
   usage_.used -= buffer->size_;
   if (buffer->stuck_) usage_.stuck -= buffer->size_;

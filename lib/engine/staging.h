@@ -14,6 +14,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "absl/status/statusor.h"
 #include "lib/base/bytes.h"
@@ -49,7 +50,7 @@ class StagingBuffer {
   void Reset();
   // Counts the buffer as stuck until it is released: its reader has gone, its read has not.
   void MarkStuck();
-  // Lets go of memory that a device may still use: it is never released, and counts as used and stuck for ever.
+  // Lets go of memory that a device may still use: it counts as used and stuck, and is released with the pool only.
   void Forfeit();
 
  private:
@@ -66,6 +67,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   // `allocator` and `device` (may be null) must outlive every buffer.
   StagingPool(uint64_t capacity, Allocator* allocator, Device* device)
       : capacity_(capacity), allocator_(allocator), device_(device) {}
+  ~StagingPool();
 
   // device_id >= 0: pinned for that device. Errors: kTooLarge (more than the capacity), kTimeout, kOutOfMemory.
   absl::StatusOr<StagingBuffer> Acquire(uint64_t bytes, int32_t device_id,
@@ -83,6 +85,13 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   friend class StagingBuffer;
   absl::StatusOr<StagingBuffer> Allocate(uint64_t bytes, int32_t device_id);
   void Release(StagingBuffer* buffer);
+  void ReleaseMemory(std::byte* memory, uint64_t bytes, int32_t device_id);
+
+  struct Forfeited {
+    std::byte* memory = nullptr;
+    uint64_t bytes = 0;
+    int32_t device_id = -1;
+  };
 
   const uint64_t capacity_;
   Allocator* const allocator_;
@@ -90,6 +99,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   mutable base::Mutex mutex_;
   base::CondVar freed_;
   Usage usage_ ABSL_GUARDED_BY(mutex_);
+  std::vector<Forfeited> forfeited_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvstrata::core::engine
