@@ -762,7 +762,8 @@ typedef struct kvstrata_plan_result {
 } kvstrata_plan_result;
 
 /* Called when a layer became ready and once at the end, never inside start. May only signal (set a flag, wake a
- * thread). A non-zero return cancels the plan. */
+ * thread). A non-zero return cancels the plan. Wait, cancel and destroy wait for one that is running: call them without
+ * holding a lock that it takes. */
 typedef int32_t (*kvstrata_plan_signal_fn)(void* user, uint64_t layers_ready, int32_t state);
 
 typedef struct kvstrata_plan_options {
