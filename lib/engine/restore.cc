@@ -154,6 +154,23 @@ absl::Status RestorePlan::MakeSegments() {
   return absl::OkStatus();
 }
 
+// Does the destination have a place for each of the segment's rows?
+absl::Status RestorePlan::CheckCovered(const Segment& segment, const std::optional<Buffer>& buffer) const {
+  const layout::Stream& stream = match_->name_space->layout.stream(segment.stream);
+  if (!buffer.has_value()) {
+    if ((stream.flags & layout::kOptional) != 0) return absl::OkStatus();
+    return base::InvalidArgument("destinations", "none for stream " + std::to_string(segment.stream));
+  }
+  if (stream.is_variable()) {
+    if (buffer->desc().size_bytes >= segment.bytes) return absl::OkStatus();
+    return base::MakeStatus(base::Code::kBufferTooSmall, "destinations.size_bytes",
+                            std::to_string(buffer->desc().size_bytes) + " < " + std::to_string(segment.bytes));
+  }
+  RowRange range = segment.rows;
+  if (stream.kind == layout::StreamKind::kRows) range.element_zero = buffer->desc().first_row;
+  return buffer->CheckRows(range);
+}
+
 absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
   const layout::Layout& layout = match_->name_space->layout;
   {
@@ -187,20 +204,7 @@ absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
     buffers[stream] = *std::move(buffer);
   }
   for (const Segment& segment : segments_) {
-    const layout::Stream& stream = layout.stream(segment.stream);
-    const std::optional<Buffer>& buffer = buffers[segment.stream];
-    if (!buffer.has_value()) {
-      if ((stream.flags & layout::kOptional) != 0) continue;
-      return base::InvalidArgument("destinations", "none for stream " + std::to_string(segment.stream));
-    }
-    if (stream.is_variable()) {
-      if (buffer->desc().size_bytes >= segment.bytes) continue;
-      return base::MakeStatus(base::Code::kBufferTooSmall, "destinations.size_bytes",
-                              std::to_string(buffer->desc().size_bytes) + " < " + std::to_string(segment.bytes));
-    }
-    RowRange range = segment.rows;
-    if (stream.kind == layout::StreamKind::kRows) range.element_zero = buffer->desc().first_row;
-    if (absl::Status status = buffer->CheckRows(range); !status.ok()) return status;
+    if (absl::Status status = CheckCovered(segment, buffers[segment.stream]); !status.ok()) return status;
   }
   buffers_ = std::move(buffers);
   pinned_device_ = pinned_device;
@@ -312,11 +316,28 @@ std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
   if (plan_.snapshot.has_value()) {
     if (auto failure = ReadSnapshotHead(); failure.has_value()) return failure;
   }
+  if (auto failure = CheckDestinations(); failure.has_value()) return failure;
   const layout::Layout& layout = match_->name_space->layout;
   // A block with optional rows streams has no size of its own, so it cannot be read in one piece.
   const bool sizes_known =
       std::ranges::none_of(row_streams_, [&](uint32_t i) { return (layout.stream(i).flags & layout::kOptional) != 0; });
   return options_.early_release || !sizes_known ? AttemptByLayers() : AttemptByBlocks();
+}
+
+// The destinations were checked against the plan that they were made for. One made anew for a shorter length may need
+// what they lack: another snapshot's rows have other numbers, or its opaque state is larger. (Block rows of a shorter
+// plan are among the longer one's.)
+std::optional<RestorePlan::Failure> RestorePlan::CheckDestinations() const {
+  if (!shortened_) return std::nullopt;
+  for (uint32_t i = 0; i < buffers_.size(); ++i) {
+    const std::optional<Segment> segment = Selected(i) ? SegmentOf(i) : std::nullopt;
+    if (!segment.has_value()) continue;
+    absl::Status status = CheckCovered(*segment, buffers_[i]);
+    if (status.ok()) continue;
+    return Failure{plan_.snapshot.has_value() ? Failure::Kind::kUncovered : Failure::Kind::kStopped, 0,
+                   std::move(status)};
+  }
+  return std::nullopt;
 }
 
 std::optional<RestorePlan::Failure> RestorePlan::AttemptByBlocks() {
@@ -465,9 +486,8 @@ absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read
   Cache& cache = *match_->cache;
   StagingPool& pool = *cache.staging();
   absl::StatusOr<StagingBuffer> staging =
-      may_wait
-          ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(read.bytes, pinned_device_, piece); })
-          : pool.TryAcquire(read.bytes, pinned_device_);
+      may_wait ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(read.bytes, pinned_device_, piece); })
+               : pool.TryAcquire(read.bytes, pinned_device_);
   if (!staging.ok()) return staging.status();
   auto operation = std::make_shared<ReadOperation>(read.key, read.offset, *std::move(staging));
   const absl::Status status =
@@ -534,9 +554,30 @@ std::optional<RestorePlan::Failure> RestorePlan::CheckStopped() {
   return Failure{Failure::Kind::kStopped, 0, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled or closed")};
 }
 
+// Makes the plan anew without what failed.
 void RestorePlan::Shorten(const Failure& failure) {
-  const uint64_t promised = plan_.usable_tokens;
-  CountFailure(failure.status);
+  plan::Reason reason = plan_.reason;
+  if (failure.kind != Failure::Kind::kUncovered) {
+    // Whatever then limits the plan, what made it shorter is the record that failed.
+    reason = ReasonOf(failure.status);
+    usable_limit_ = plan_.usable_tokens;
+    CountFailure(failure.status);
+    Forget(failure);
+  }
+  if (failure.kind == Failure::Kind::kBlock) {
+    usable_blocks_ = std::min(usable_blocks_, failure.block);
+    proven_blocks_ = std::min(proven_blocks_, failure.block);
+  } else {
+    unusable_snapshots_[plan_.snapshot->id] = true;
+  }
+  plan_ = match_->MakePlan(usable_blocks_, usable_limit_, unusable_snapshots_, reason);
+  plan_.reason = reason;
+  shortened_ = true;
+}
+
+// Takes a record that is not what it should be out of the index.
+void RestorePlan::Forget(const Failure& failure) {
+  if (!MustForget(failure.status)) return;
   std::vector<Removal> removals;
   {
     base::MutexLock lock(match_->cache->mutex());
@@ -544,24 +585,14 @@ void RestorePlan::Shorten(const Failure& failure) {
     if (failure.kind == Failure::Kind::kBlock) {
       const MatchedBlock& block = match_->blocks[failure.block];
       const std::optional<trie::BlockInfo> info = space.trie.Get(block.node);
-      if (MustForget(failure.status) && info.has_value() && !info->dead && info->sequence == block.sequence) {
+      if (info.has_value() && !info->dead && info->sequence == block.sequence) {
         match_->cache->DetachBlock(space, block.node, &removals);
       }
-    } else if (MustForget(failure.status)) {
+    } else {
       match_->cache->DetachSnapshot(space, match_->snapshots[plan_.snapshot->id].snapshot, &removals);
     }
   }
   match_->cache->RunRemovals(removals);
-  if (failure.kind == Failure::Kind::kBlock) {
-    usable_blocks_ = std::min(usable_blocks_, failure.block);
-    proven_blocks_ = std::min(proven_blocks_, failure.block);
-  } else {
-    unusable_snapshots_[plan_.snapshot->id] = true;
-  }
-  plan_ = match_->MakePlan(usable_blocks_, promised, unusable_snapshots_, ReasonOf(failure.status));
-  // Whatever now limits the plan, what made it shorter is the record that failed.
-  plan_.reason = ReasonOf(failure.status);
-  shortened_ = true;
 }
 
 void RestorePlan::CountFailure(const absl::Status& status) {

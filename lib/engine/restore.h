@@ -11,7 +11,8 @@
 //       or the result says quiesced, the memory is the caller's for good.
 //   I3  Every address written was checked against its buffer before the restore began.
 //   I4  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
-//       for the shorter length, so what is promised in the end is always consistent.
+//       for the shorter length, out of what the destinations cover, so what is promised in the end is always
+//       consistent.
 //   I5  Signals come one at a time, the end's last. When Wait or Cancel has returned after the end, none comes any
 //       more.
 #pragma once
@@ -82,7 +83,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
  private:
   // How one attempt at a plan ended, when it did not succeed.
   struct Failure {
-    enum class Kind { kBlock, kSnapshot, kStopped } kind = Kind::kStopped;
+    // kUncovered: the plan's snapshot has rows that the destinations have no place for.
+    enum class Kind { kBlock, kSnapshot, kUncovered, kStopped } kind = Kind::kStopped;
     uint64_t block = 0;
     absl::Status status;
   };
@@ -110,9 +112,12 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   RowRange OpenRange(uint32_t stream, uint64_t position) const;
   RowRange StateRange(uint32_t stream, uint64_t position) const;
 
+  absl::Status CheckCovered(const Segment& segment, const std::optional<Buffer>& buffer) const;
+
   void Run();
   void RunSafely();
   std::optional<Failure> Attempt();
+  std::optional<Failure> CheckDestinations() const;
   std::optional<Failure> AttemptByBlocks();
   std::optional<Failure> AttemptByLayers();
   std::optional<Failure> RestoreSnapshot(const std::vector<uint32_t>& streams);
@@ -123,6 +128,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   absl::StatusOr<std::shared_ptr<ReadOperation>> BeginRead(const Read& read, bool may_wait, Deadline deadline);
   std::optional<Failure> CheckStopped();
   void Shorten(const Failure& failure);
+  void Forget(const Failure& failure);
   void CountFailure(const absl::Status& status);
   void Finish(RestoreState state, absl::Status status);
   void LayersReady(uint64_t layers);
@@ -147,6 +153,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   // Of the worker alone.
   plan::Plan plan_;
   uint64_t usable_blocks_ = 0;
+  uint64_t usable_limit_ = 0;  // a plan made anew promises no more
   std::vector<bool> unusable_snapshots_;
   SliceTable snapshot_table_;
   uint64_t proven_blocks_ = 0;  // blocks before it are in the destinations already

@@ -338,4 +338,18 @@ void Store::CheckAccounts(bool idle) {
   if (idle) CHECK(s.stuck_staging_bytes == 0);
 }
 
+void StoreWithSnapshots(Store& store, const Tokens& tokens, const std::vector<uint64_t>& positions) {
+  const auto writer = store.Begin();
+  uint64_t at = 0;
+  for (const uint64_t position : positions) {
+    REQUIRE(store.Step(*writer, Prefix(tokens, position), at, position).ok());
+    REQUIRE(writer->Snapshot().ok());
+    at = position;
+  }
+  REQUIRE(store.Step(*writer, tokens, at, tokens.size()).ok());
+  CommitInfo info;
+  REQUIRE(writer->Commit(false, false, 0, &info).ok());
+  REQUIRE(info.progress.snapshots_stored == positions.size());
+}
+
 }  // namespace kvstrata::test

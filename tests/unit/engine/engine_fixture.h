@@ -174,4 +174,7 @@ class Store {
   std::map<const Writer*, std::vector<StreamMemory>> sources_;
 };
 
+// Stores the rows of the whole prompt, and snapshots at `positions` only.
+void StoreWithSnapshots(Store& store, const Tokens& tokens, const std::vector<uint64_t>& positions);
+
 }  // namespace kvstrata::test

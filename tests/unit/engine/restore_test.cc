@@ -19,21 +19,6 @@ using base::Code;
 
 namespace {
 
-// Rows of the whole prompt, snapshots at `positions` only.
-void StoreWithSnapshots(Store& store, const Tokens& tokens, const std::vector<uint64_t>& positions) {
-  const auto writer = store.Begin();
-  uint64_t at = 0;
-  for (const uint64_t position : positions) {
-    REQUIRE(store.Step(*writer, Prefix(tokens, position), at, position).ok());
-    REQUIRE(writer->Snapshot().ok());
-    at = position;
-  }
-  REQUIRE(store.Step(*writer, tokens, at, tokens.size()).ok());
-  CommitInfo info;
-  REQUIRE(writer->Commit(false, false, 0, &info).ok());
-  REQUIRE(info.progress.snapshots_stored == positions.size());
-}
-
 // A device whose memory is the host's, that counts the pinned memory it gave out, and fails on request.
 class TestDevice final : public engine::Device {
  public:
