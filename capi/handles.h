@@ -26,7 +26,7 @@ struct TokenInput {
 };
 absl::StatusOr<TokenInput> ReadTokens(const kvstrata_tokens* tokens, const char* field);
 absl::StatusOr<engine::Prompt> ReadPrompt(const kvstrata_tokens* tokens, const char* field);
-absl::StatusOr<engine::BufferDesc> ReadBuffer(const void* buffer, const std::string& field);
+absl::StatusOr<engine::BufferDesc> ReadBuffer(const kvstrata_buffer& buffer, const std::string& field);
 
 }  // namespace kvstrata::capi
 

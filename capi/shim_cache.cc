@@ -113,11 +113,14 @@ absl::Status GetEvents(kvstrata_cache* cache, uint64_t from, kvstrata_event* eve
   if (out_count == nullptr || out_next == nullptr) return base::InvalidArgument("out_count or out_next", "NULL");
   if (events == nullptr && capacity > 0) return base::InvalidArgument("events", "NULL with a capacity");
   if (absl::Status status = cache->cache->CheckUsable(); !status.ok()) return status;
-  const uint64_t step = stride == 0 ? sizeof(kvstrata_event) : stride;
-  auto* bytes = reinterpret_cast<unsigned char*>(events);
   const size_t limit = std::min<uint64_t>(capacity, engine::EventRing::kCapacity);
+  const absl::StatusOr<uint64_t> step = limit == 0 ? 0 : StepOf(events, stride, "events");
+  if (!step.ok()) return step.status();
+  auto* bytes = reinterpret_cast<unsigned char*>(events);
   for (size_t i = 0; i < limit; ++i) {
-    if (absl::Status status = CheckOutput(bytes + i * step, "events"); !status.ok()) return status;
+    const std::string name = "events[" + std::to_string(i) + "]";
+    if (absl::Status status = CheckOutput(bytes + i * *step, name); !status.ok()) return status;
+    if (absl::Status status = CheckElement(bytes + i * *step, *step, name); !status.ok()) return status;
   }
   uint64_t next = 0;
   const std::vector<engine::Event> read = cache->cache->Events(from, limit, &next);
@@ -129,7 +132,7 @@ absl::Status GetEvents(kvstrata_cache* cache, uint64_t from, kvstrata_event* eve
     std::memcpy(event.digest, &read[i].digest, sizeof(event.digest));
     event.position = read[i].position;
     event.bytes = read[i].bytes;
-    WriteStruct(event, bytes + i * step);
+    WriteStruct(event, bytes + i * *step);
   }
   *out_count = read.size();
   *out_next = next;

@@ -36,32 +36,30 @@ absl::Status ReadPageIds(const kvstrata_buffer& buffer, const std::string& field
 
 }  // namespace
 
-absl::StatusOr<engine::BufferDesc> ReadBuffer(const void* given, const std::string& field) {
-  const absl::StatusOr<kvstrata_buffer> buffer = ReadStruct<kvstrata_buffer>(given, field);
-  if (!buffer.ok()) return buffer.status();
-  if (buffer->memory != KVSTRATA_MEMORY_HOST && buffer->memory != KVSTRATA_MEMORY_DEVICE) {
-    return base::InvalidArgument(field + ".memory", std::to_string(buffer->memory));
+absl::StatusOr<engine::BufferDesc> ReadBuffer(const kvstrata_buffer& buffer, const std::string& field) {
+  if (buffer.memory != KVSTRATA_MEMORY_HOST && buffer.memory != KVSTRATA_MEMORY_DEVICE) {
+    return base::InvalidArgument(field + ".memory", std::to_string(buffer.memory));
   }
-  if (buffer->memory == KVSTRATA_MEMORY_DEVICE && buffer->device_id < 0) {
-    return base::InvalidArgument(field + ".device_id", std::to_string(buffer->device_id));
+  if (buffer.memory == KVSTRATA_MEMORY_DEVICE && buffer.device_id < 0) {
+    return base::InvalidArgument(field + ".device_id", std::to_string(buffer.device_id));
   }
-  if (buffer->reserved0 != 0) return base::InvalidArgument(field + ".reserved0", "not zero");
+  if (buffer.reserved0 != 0) return base::InvalidArgument(field + ".reserved0", "not zero");
   engine::BufferDesc desc;
-  desc.stream = buffer->stream;
-  desc.memory = static_cast<engine::MemoryKind>(buffer->memory);
-  desc.device_id = buffer->device_id;
-  desc.form = static_cast<engine::BufferForm>(buffer->form);
-  desc.rows_per_page = buffer->rows_per_page;
-  desc.base = static_cast<std::byte*>(buffer->base);
-  desc.size_bytes = buffer->size_bytes;
-  desc.first_row = buffer->first_row;
-  desc.row_stride = buffer->row_stride;
-  desc.capacity_rows = buffer->capacity_rows;
-  desc.page_stride = buffer->page_stride;
-  desc.first_page = buffer->first_page;
-  if (absl::Status status = ReadPageIds(*buffer, field, &desc.page_ids); !status.ok()) return status;
+  desc.stream = buffer.stream;
+  desc.memory = static_cast<engine::MemoryKind>(buffer.memory);
+  desc.device_id = buffer.device_id;
+  desc.form = static_cast<engine::BufferForm>(buffer.form);
+  desc.rows_per_page = buffer.rows_per_page;
+  desc.base = static_cast<std::byte*>(buffer.base);
+  desc.size_bytes = buffer.size_bytes;
+  desc.first_row = buffer.first_row;
+  desc.row_stride = buffer.row_stride;
+  desc.capacity_rows = buffer.capacity_rows;
+  desc.page_stride = buffer.page_stride;
+  desc.first_page = buffer.first_page;
+  if (absl::Status status = ReadPageIds(buffer, field, &desc.page_ids); !status.ok()) return status;
   const absl::StatusOr<std::vector<kvstrata_column>> columns = ReadArray<kvstrata_column>(
-      buffer->columns, buffer->column_count, buffer->column_stride, engine::kMaxColumns, field + ".columns");
+      buffer.columns, buffer.column_count, buffer.column_stride, engine::kMaxColumns, field + ".columns");
   if (!columns.ok()) return columns.status();
   for (const kvstrata_column& column : *columns) desc.columns.push_back({column.offset, column.stride, column.bytes});
   return desc;
@@ -169,13 +167,12 @@ kvstrata_status kvstrata_plan_start(kvstrata_plan* plan, const kvstrata_buffer* 
                                     uint64_t stride, kvstrata_error* error) {
   return Fence(error, [&]() -> absl::Status {
     if (plan == nullptr) return base::InvalidArgument("plan", "NULL");
-    if (destinations == nullptr && count > 0) return base::InvalidArgument("destinations", "NULL with a count");
-    if (count > layout::kMaxStreams) return base::InvalidArgument("count", std::to_string(count));
-    const uint64_t step = stride == 0 && count > 0 ? StructSizeOf(destinations) : stride;
+    const absl::StatusOr<std::vector<kvstrata_buffer>> buffers =
+        ReadArray<kvstrata_buffer>(destinations, count, stride, layout::kMaxStreams, "destinations");
+    if (!buffers.ok()) return buffers.status();
     std::vector<engine::BufferDesc> descs;
-    for (uint64_t i = 0; i < count; ++i) {
-      absl::StatusOr<engine::BufferDesc> desc = ReadBuffer(
-          reinterpret_cast<const unsigned char*>(destinations) + i * step, "destinations[" + std::to_string(i) + "]");
+    for (uint64_t i = 0; i < buffers->size(); ++i) {
+      absl::StatusOr<engine::BufferDesc> desc = ReadBuffer((*buffers)[i], "destinations[" + std::to_string(i) + "]");
       if (!desc.ok()) return desc.status();
       descs.push_back(*std::move(desc));
     }

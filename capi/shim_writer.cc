@@ -86,7 +86,9 @@ kvstrata_status kvstrata_writer_set_source(kvstrata_writer* writer, const kvstra
                                            kvstrata_error* error) {
   return Fence(error, [&]() -> absl::Status {
     if (writer == nullptr) return base::InvalidArgument("writer", "NULL");
-    absl::StatusOr<engine::BufferDesc> desc = ReadBuffer(source, "source");
+    const absl::StatusOr<kvstrata_buffer> buffer = ReadStruct<kvstrata_buffer>(source, "source");
+    if (!buffer.ok()) return buffer.status();
+    absl::StatusOr<engine::BufferDesc> desc = ReadBuffer(*buffer, "source");
     if (!desc.ok()) return desc.status();
     return writer->writer->SetSource(*std::move(desc));
   });

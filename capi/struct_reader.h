@@ -63,7 +63,23 @@ absl::StatusOr<T> ReadOptionalStruct(const void* source, const std::string& fiel
   return out;
 }
 
-// The elements of an array that travels with its stride; stride 0 means that they lie back to back.
+// Bytes from one element of the array at `array` (of one or more) to the next: the caller's stride or, where that is 0,
+// the size that the caller gives its elements.
+inline absl::StatusOr<uint64_t> StepOf(const void* array, uint64_t stride, const std::string& field) {
+  const uint64_t step = stride == 0 ? StructSizeOf(array) : stride;
+  if (step < sizeof(uint32_t) || step > kMaxStructSize) {
+    return base::InvalidArgument(field + " stride", std::to_string(step));
+  }
+  return step;
+}
+
+// An element that reached into the next one, or beyond the array's end, would break I1.
+inline absl::Status CheckElement(const void* element, uint64_t step, const std::string& name) {
+  if (StructSizeOf(element) <= step) return absl::OkStatus();
+  return base::InvalidArgument(name + ".struct_size", std::to_string(StructSizeOf(element)) + " > stride");
+}
+
+// The elements of an array that travels with its stride.
 template <typename T>
 absl::StatusOr<std::vector<T>> ReadArray(const void* source, uint64_t count, uint64_t stride, uint64_t most,
                                          const std::string& field) {
@@ -73,17 +89,13 @@ absl::StatusOr<std::vector<T>> ReadArray(const void* source, uint64_t count, uin
   if (count > most) {
     return base::InvalidArgument(field, std::to_string(count) + " elements, at most " + std::to_string(most));
   }
-  const uint64_t step = stride == 0 ? StructSizeOf(source) : stride;
-  if (step < sizeof(uint32_t) || step > kMaxStructSize) {
-    return base::InvalidArgument(field + " stride", std::to_string(step));
-  }
+  const absl::StatusOr<uint64_t> step = StepOf(source, stride, field);
+  if (!step.ok()) return step.status();
   out.reserve(count);
   for (uint64_t i = 0; i < count; ++i) {
     const std::string name = field + "[" + std::to_string(i) + "]";
-    const auto* element = static_cast<const unsigned char*>(source) + i * step;
-    if (StructSizeOf(element) > step) {
-      return base::InvalidArgument(name + ".struct_size", std::to_string(StructSizeOf(element)) + " > stride");
-    }
+    const auto* element = static_cast<const unsigned char*>(source) + i * *step;
+    if (absl::Status status = CheckElement(element, *step, name); !status.ok()) return status;
     absl::StatusOr<T> value = ReadStruct<T>(element, name);
     if (!value.ok()) return value.status();
     out.push_back(*value);

@@ -17,7 +17,8 @@
  *              members that the caller's size lacks count as zero; a larger struct is accepted only if all bytes that
  *              this library does not know are zero (else KVSTRATA_E_STRUCT_TOO_NEW). Output structs follow the same
  *              rule: the library writes the smaller of both sizes, keeps the caller's struct_size and zeroes the
- *              surplus. Arrays of structs travel with a stride in bytes; each element's own struct_size is checked.
+ *              surplus. Arrays of structs travel with a stride in bytes (0 = the first element's struct_size); each
+ *              element's own struct_size is checked, and is at most the stride.
  *   Status     every function that can fail returns kvstrata_status and takes an optional kvstrata_error*, owned by
  *              the caller, which then names the field and the value at fault. There is no thread-local error text. A
  *              miss is KVSTRATA_OK with a length of zero and a reason. On failure outputs are untouched unless stated
@@ -192,7 +193,7 @@ typedef struct kvstrata_layout_desc {
   const char* family;             /* decides the identity's mandatory fields; NULL = "custom"                       */
   const kvstrata_stream* streams; /* [stream_count], stream_stride bytes apart                                      */
   uint64_t stream_count;          /* <= 4096                                                                        */
-  uint64_t stream_stride;         /* bytes; 0 = sizeof(kvstrata_stream)                                             */
+  uint64_t stream_stride;         /* bytes; 0 = the first one's struct_size                                         */
 } kvstrata_layout_desc;
 
 KVSTRATA_API kvstrata_status kvstrata_layout_create(const kvstrata_layout_desc* desc, kvstrata_layout** out,
@@ -422,7 +423,7 @@ typedef struct kvstrata_buffer {
   uint32_t reserved0;
   const kvstrata_column* columns; /* [column_count], NULL = one column of row_bytes                                 */
   uint64_t column_count;          /* <= 8                                                                           */
-  uint64_t column_stride;         /* bytes; 0 = sizeof(kvstrata_column)                                             */
+  uint64_t column_stride;         /* bytes; 0 = the first one's struct_size                                         */
 } kvstrata_buffer;
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -593,7 +594,7 @@ typedef struct kvstrata_namespace_options {
   const kvstrata_layout* layout;
   const kvstrata_identity_field* fields; /* the layout's family says which names must be there                     */
   uint64_t field_count;                  /* <= 64                                                                   */
-  uint64_t field_stride;                 /* bytes; 0 = sizeof(kvstrata_identity_field)                              */
+  uint64_t field_stride;                 /* bytes; 0 = the first one's struct_size                                  */
   uint32_t snapshot_policy;              /* KVSTRATA_SNAPSHOT_*                                                     */
   uint32_t snapshot_every_tokens;        /* EVERY_N                                                                 */
 } kvstrata_namespace_options;
@@ -639,7 +640,7 @@ typedef struct kvstrata_tokens {
   uint64_t count;
   const kvstrata_extra_key* extra_keys;
   uint64_t extra_key_count;
-  uint64_t extra_key_stride; /* bytes; 0 = sizeof(kvstrata_extra_key)                                               */
+  uint64_t extra_key_stride; /* bytes; 0 = the first one's struct_size                                              */
 } kvstrata_tokens;
 
 enum {

@@ -77,6 +77,48 @@ void CheckOutput(const char* name, const std::function<kvstrata_status(T*)>& fil
   CHECK(fill(nullptr) == KVSTRATA_E_INVALID_ARGUMENT);
 }
 
+// Calls `use` with an array of good elements, in every way that it may travel and may not. `older` is a size that
+// an older caller's elements may have; 0: there is none.
+template <typename T>
+void CheckArray(const char* name, const std::vector<T>& good, size_t older,
+                const std::function<kvstrata_status(const T*, uint64_t stride)>& use) {
+  INFO(name);
+  const auto call = [&](uint64_t step, uint64_t stride, uint32_t usual_size, uint32_t last_size, bool garbage) {
+    // Heap memory that ends with the last element: a sanitizer sees any byte read beyond.
+    std::vector<std::byte> memory(good.size() * step, std::byte{0});
+    for (size_t i = 0; i < good.size(); ++i) {
+      const uint32_t size = i + 1 < good.size() ? usual_size : last_size;
+      std::memcpy(memory.data() + i * step, &good[i], std::min<size_t>(step, sizeof(T)));
+      std::memcpy(memory.data() + i * step, &size, sizeof size);
+    }
+    if (garbage) memory.back() = std::byte{1};
+    return use(reinterpret_cast<const T*>(memory.data()), stride);
+  };
+  const uint32_t size = sizeof(T);
+  CHECK(call(size, size, size, size, false) == KVSTRATA_OK);
+  CHECK(call(size, 0, size, size, false) == KVSTRATA_OK);
+  CHECK(call(size + 64, size + 64, size, size, true) == KVSTRATA_OK);  // between elements anything may lie
+  CHECK(call(size + 64, size + 64, size + 64, size + 64, false) == KVSTRATA_OK);
+  CHECK(call(size + 64, 0, size + 64, size + 64, false) == KVSTRATA_OK);
+  CHECK(call(size + 64, size + 64, size, size + 64, true) == KVSTRATA_E_STRUCT_TOO_NEW);
+  if (older != 0) {
+    const auto old = static_cast<uint32_t>(older);
+    CHECK(call(older, 0, old, old, false) == KVSTRATA_OK);
+    CHECK(call(older, older, old, old, false) == KVSTRATA_OK);
+  }
+  // An element may not reach into the next one, nor beyond the last.
+  CHECK(call(size, size, size + 8, size, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(call(size, size, size, size + 8, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(call(size, 0, size, size + 8, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(call(size, size - 8, size, size, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(call(size, size, size, 0, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(call(size, 0, 0, size, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(call(size, size, size, UINT32_MAX, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  for (const uint64_t absurd : {uint64_t{1}, uint64_t{3}, uint64_t{1} << 20, UINT64_MAX}) {
+    CHECK(call(size, absurd, size, size, false) == KVSTRATA_E_INVALID_ARGUMENT);
+  }
+}
+
 }  // namespace
 
 TEST_CASE("input structs of caches, namespaces and layouts follow the size rule", "[capi]") {
@@ -264,6 +306,129 @@ TEST_CASE("output structs follow the size rule", "[capi]") {
     uint64_t next = 0;
     return kvstrata_cache_events(world.cache.get(), 1, out, 1, 512, &count, &next, nullptr);
   });
+}
+
+TEST_CASE("arrays of streams, identity fields and extra keys follow the stride rule", "[capi]") {
+  auto stream = Sized<kvstrata_stream>();
+  stream.kind = KVSTRATA_STREAM_ROWS;
+  stream.role = KVSTRATA_ROLE_KEY;
+  stream.ratio = 1;
+  stream.row_bytes = 64;
+  stream.packing = KVSTRATA_PACKING_RAW;
+  kvstrata_stream value = stream;
+  value.role = KVSTRATA_ROLE_VALUE;
+  CheckArray<kvstrata_stream>("streams", {stream, value}, offsetof(kvstrata_stream, flags),
+                              [](const kvstrata_stream* streams, uint64_t stride) {
+                                auto desc = Sized<kvstrata_layout_desc>();
+                                desc.block_tokens = 16;
+                                desc.streams = streams;
+                                desc.stream_count = 2;
+                                desc.stream_stride = stride;
+                                LayoutHandle layout;
+                                return kvstrata_layout_create(&desc, Out(layout), nullptr);
+                              });
+
+  World world;
+  world.Open();
+  CheckArray<kvstrata_identity_field>(
+      "fields", world.identity.Fields(), offsetof(kvstrata_identity_field, bytes),
+      [&](const kvstrata_identity_field* fields, uint64_t stride) {
+        kvstrata_namespace_options options = world.identity.Options(world.kind.layout->handle.get());
+        options.fields = fields;
+        options.field_stride = stride;
+        NamespaceHandle space;
+        return kvstrata_namespace_open(world.cache.get(), &options, Out(space), nullptr);
+      });
+
+  Sequence sequence = RandomSequence(1, 100);
+  auto key = Sized<kvstrata_extra_key>();
+  auto later = key;
+  later.position = 1;
+  CheckArray<kvstrata_extra_key>("extra_keys", {key, later}, offsetof(kvstrata_extra_key, bytes),
+                                 [&](const kvstrata_extra_key* keys, uint64_t stride) {
+                                   kvstrata_tokens tokens = *sequence.All();
+                                   tokens.extra_keys = keys;
+                                   tokens.extra_key_count = 2;
+                                   tokens.extra_key_stride = stride;
+                                   MatchHandle match;
+                                   return kvstrata_lookup(world.space.get(), &tokens, nullptr, Out(match), nullptr);
+                                 });
+}
+
+TEST_CASE("arrays of columns and destinations follow the stride rule", "[capi]") {
+  World world;
+  LayoutHandle layout;
+  REQUIRE(kvstrata_layout_gqa(1, 1, 32, 2, 64, Out(layout), nullptr) == KVSTRATA_OK);  // two streams, 64-byte rows
+  world.kind.layout = ModelLayout::Read(std::move(layout));
+  world.kind.geometry = [](const kvstrata_stream&, uint64_t, Rng&) { return Geometry{}; };
+  world.Open();
+  std::vector<std::byte> rows(128 * 64);
+  auto buffer = Sized<kvstrata_buffer>();
+  buffer.base = rows.data();
+  buffer.size_bytes = rows.size();
+  auto column = Sized<kvstrata_column>();
+  column.bytes = 32;
+  column.stride = 64;
+  WriterHandle writer;
+  REQUIRE(kvstrata_writer_open(world.space.get(), nullptr, nullptr, Out(writer), nullptr) == KVSTRATA_OK);
+  CheckArray<kvstrata_column>("columns", {column, column}, 0, [&](const kvstrata_column* columns, uint64_t stride) {
+    kvstrata_buffer source = buffer;
+    source.columns = columns;
+    source.column_count = 2;
+    source.column_stride = stride;
+    return kvstrata_writer_set_source(writer.get(), &source, nullptr);
+  });
+
+  const Sequence stored = RandomSequence(1, 100);
+  world.StoreSequence(stored);
+  auto info = Sized<kvstrata_match_info>();
+  const MatchHandle match = world.LookUp(stored, &info);
+  REQUIRE(info.usable_tokens == 64);
+  std::vector<std::byte> values(rows.size());
+  kvstrata_buffer other = buffer;
+  other.stream = 1;
+  other.base = values.data();
+  CheckArray<kvstrata_buffer>("destinations", {buffer, other}, offsetof(kvstrata_buffer, row_stride),
+                              [&](const kvstrata_buffer* destinations, uint64_t stride) {
+                                PlanHandle plan;
+                                REQUIRE(kvstrata_plan_create(match.get(), nullptr, Out(plan), nullptr) == KVSTRATA_OK);
+                                return kvstrata_plan_start(plan.get(), destinations, 2, stride, nullptr);
+                              });
+}
+
+TEST_CASE("an array of events follows the stride rule, and nothing behind it is written", "[capi]") {
+  World world;
+  world.Open();
+  world.StoreSequence(RandomSequence(1, 600));
+  const auto read = [&](uint64_t step, uint64_t stride, uint32_t first_size, uint32_t second_size) {
+    std::vector<std::byte> memory(2 * step + 64, std::byte{0xcc});
+    std::memcpy(memory.data(), &first_size, sizeof first_size);
+    std::memcpy(memory.data() + step, &second_size, sizeof second_size);
+    uint64_t count = 0, next = 0;
+    const kvstrata_status status = kvstrata_cache_events(
+        world.cache.get(), 1, reinterpret_cast<kvstrata_event*>(memory.data()), 2, stride, &count, &next, nullptr);
+    for (size_t i = 2 * step; i < memory.size(); ++i) REQUIRE(memory[i] == std::byte{0xcc});
+    if (status != KVSTRATA_OK) return status;
+    REQUIRE(count == 2);
+    uint64_t sequence = 0;
+    std::memcpy(&sequence, memory.data() + step + offsetof(kvstrata_event, sequence), sizeof sequence);
+    CHECK(sequence == 2);
+    return status;
+  };
+  const uint32_t size = sizeof(kvstrata_event), older = offsetof(kvstrata_event, namespace_id);
+  CHECK(read(size, size, size, size) == KVSTRATA_OK);
+  CHECK(read(size, 0, size, size) == KVSTRATA_OK);
+  CHECK(read(size + 64, size + 64, size, size) == KVSTRATA_OK);
+  CHECK(read(size + 64, 0, size + 64, size + 64) == KVSTRATA_OK);
+  CHECK(read(older, 0, older, older) == KVSTRATA_OK);
+  CHECK(read(older, older, older, older) == KVSTRATA_OK);
+  CHECK(read(size, size, size + 8, size) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(read(size, size, size, size + 8) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(read(size, 0, size, size + 8) == KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(read(size, size, size, 0) == KVSTRATA_E_INVALID_ARGUMENT);
+  for (const uint64_t absurd : {uint64_t{1}, uint64_t{3}, uint64_t{1} << 20, UINT64_MAX}) {
+    CHECK(read(size, absurd, size, size) == KVSTRATA_E_INVALID_ARGUMENT);
+  }
 }
 
 TEST_CASE("an error struct follows the size rule and is optional", "[capi]") {
