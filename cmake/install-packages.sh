@@ -8,7 +8,10 @@ set -euo pipefail
 
 packages_of() {
   case "$1" in
-    build) echo "g++ cmake ninja-build pkg-config libabsl-dev libzstd-dev libxxhash-dev nlohmann-json3-dev" ;;
+    build)
+      echo "g++ cmake ninja-build pkg-config"
+      echo "libabsl-dev libhwy-dev libzstd-dev libxxhash-dev nlohmann-json3-dev"
+      ;;
     test) echo "catch2 python3" ;;
     bench) echo "libbenchmark-dev" ;;
     *) echo "install-packages.sh: no such purpose: $1 (build, test, bench)" >&2; return 2 ;;
@@ -18,7 +21,7 @@ packages_of() {
 wanted=()
 for purpose in "$@"; do
   list=$(packages_of "$purpose")
-  read -r -a words <<< "$list"
+  read -r -d '' -a words <<< "$list" || true
   wanted+=("${words[@]}")
 done
 

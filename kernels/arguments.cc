@@ -122,6 +122,29 @@ bool PlanesValid(T& a, const kvstrata_packed_shape& shape) {
 
 bool Reserved(uint32_t value) { return value == 0; }
 
+bool IsType(const void* pointer, int32_t type) { return Aligned(pointer, TypeAlign(type)); }
+
+// `rows` packed rows of a shape: strides filled in, pointers there.
+bool PlanesValid(kvstrata_packed_planes& planes, uint64_t rows, const kvstrata_packed_shape& shape) {
+  if (!FixStride(rows, shape.code_bytes, planes.code_stride_bytes)) return false;
+  if (!FixStride(rows, shape.rope_bytes, planes.rope_stride_bytes)) return false;
+  return FixStride(rows, shape.scale_bytes, planes.scale_stride_bytes);
+}
+
+bool PlanesThere(const kvstrata_packed_planes& planes, const kvstrata_packed_shape& shape) {
+  return planes.codes != nullptr && planes.scales != nullptr && (planes.rope != nullptr || shape.rope_bytes == 0);
+}
+
+// Only the main row keeps its rope channels out of the quantised part.
+int32_t RowShape(int32_t format, uint32_t width, uint32_t rope_dims, kvstrata_packed_shape& shape) {
+  shape = kvstrata_packed_shape{};
+  shape.struct_size = sizeof shape;
+  shape.format = format;
+  shape.width = width;
+  shape.rope_dims = format == KVSTRATA_KERNELS_FORMAT_V4_ROW ? rope_dims : 0;
+  return FillShape(shape);
+}
+
 }  // namespace
 
 int32_t Prepare(const kvstrata_packed_shape* in, kvstrata_packed_shape& out) {
@@ -228,6 +251,7 @@ int32_t Prepare(const kvstrata_pool_args* in, kvstrata_pool_args& out) {
   if ((out.flags & ~uint32_t{KVSTRATA_KERNELS_POOL_OVERLAP}) != 0 || out.ratio == 0 || out.width == 0) {
     return kInvalidArgument;
   }
+  if (!TypeValid(out.input_type) || !Reserved(out.reserved0)) return kInvalidArgument;
   if (!RangeFits(out.position, out.tokens)) return kInvalidArgument;
   const uint64_t channels = PoolChannels(out);
   if (!FixStride(out.tokens, channels, out.value_stride)) return kInvalidArgument;
@@ -235,11 +259,12 @@ int32_t Prepare(const kvstrata_pool_args* in, kvstrata_pool_args& out) {
   const uint64_t emitted = (out.position + out.tokens) / out.ratio - out.position / out.ratio;
   if (!FixStride(emitted, out.width, out.entry_stride) || out.entry_capacity < emitted) return kInvalidArgument;
   if (out.tokens == 0) return kOk;
-  if (!IsFloats(out.values) || (emitted != 0 && !IsFloats(out.entries))) return kInvalidArgument;
+  if (!IsType(out.values, out.input_type) || (emitted != 0 && !IsFloats(out.entries))) return kInvalidArgument;
   if (out.ape != nullptr && !IsFloats(out.ape)) return kInvalidArgument;
   if (overlap && (!IsFloats(out.prev_values) || !IsFloats(out.prev_gates))) return kInvalidArgument;
   if (out.ratio == 1 && !overlap) return kOk;
-  if (!IsFloats(out.gates) || !IsFloats(out.open_values) || !IsFloats(out.open_gates)) return kInvalidArgument;
+  if (!IsType(out.gates, out.input_type)) return kInvalidArgument;
+  if (!IsFloats(out.open_values) || !IsFloats(out.open_gates)) return kInvalidArgument;
   return kOk;
 }
 
@@ -253,12 +278,8 @@ int32_t Prepare(const kvstrata_emit_entries_args* in, kvstrata_emit_entries_args
     return kInvalidArgument;
   }
   if (out.format != KVSTRATA_KERNELS_FORMAT_NONE) {
-    kvstrata_packed_shape shape{};
-    shape.format = out.format;
-    shape.width = out.width;
-    // Only the main row keeps its rope channels out of the quantised part.
-    shape.rope_dims = out.format == KVSTRATA_KERNELS_FORMAT_V4_ROW ? out.rope_dims : 0;
-    if (const int32_t status = FillShape(shape); status != kOk) return status;
+    kvstrata_packed_shape shape;
+    if (const int32_t status = RowShape(out.format, out.width, out.rope_dims, shape); status != kOk) return status;
   }
   if ((out.flags & KVSTRATA_KERNELS_EMIT_HADAMARD) != 0 &&
       ((out.width & (out.width - 1)) != 0 || out.width > kHadamardWidthMax)) {
@@ -273,6 +294,87 @@ int32_t Prepare(const kvstrata_emit_entries_args* in, kvstrata_emit_entries_args
   return kOk;
 }
 
+kvstrata_pool_args PoolPart(const kvstrata_compress_args& a) {
+  kvstrata_pool_args pool{};
+  pool.struct_size = sizeof pool;
+  pool.flags = a.pool_flags;
+  pool.ratio = a.ratio;
+  pool.width = a.width;
+  pool.position = a.position;
+  pool.tokens = a.tokens;
+  pool.values = a.values;
+  pool.value_stride = a.value_stride;
+  pool.gates = a.gates;
+  pool.gate_stride = a.gate_stride;
+  pool.ape = a.ape;
+  pool.prev_values = a.prev_values;
+  pool.prev_gates = a.prev_gates;
+  pool.open_values = a.open_values;
+  pool.open_gates = a.open_gates;
+  pool.input_type = a.input_type;
+  return pool;
+}
+
+kvstrata_emit_entries_args EmitPart(const kvstrata_compress_args& a) {
+  kvstrata_emit_entries_args emit{};
+  emit.struct_size = sizeof emit;
+  emit.profile = a.profile;
+  emit.flags = a.emit_flags;
+  emit.format = a.format;
+  emit.width = a.width;
+  emit.rope_dims = a.rope_dims;
+  emit.ratio = a.ratio;
+  emit.eps = a.eps;
+  emit.norm_weight = a.norm_weight;
+  emit.frequencies = a.frequencies;
+  return emit;
+}
+
+namespace {
+
+// Where the rows go: one of the three output types.
+int32_t OutputValid(kvstrata_compress_args& a, uint64_t emitted, Checks checks) {
+  const bool used = emitted != 0 && checks == Checks::kAll;
+  if (a.output_type != KVSTRATA_KERNELS_PACKED) {
+    if (!TypeValid(a.output_type) || !FixStride(emitted, a.width, a.entry_stride)) return kInvalidArgument;
+    return used && !IsType(a.entries, a.output_type) ? kInvalidArgument : kOk;
+  }
+  kvstrata_packed_shape shape;
+  if (const int32_t status = RowShape(a.format, a.width, a.rope_dims, shape); status != kOk) return status;
+  if (!PlanesValid(a.packed, emitted, shape)) return kInvalidArgument;
+  return used && !PlanesThere(a.packed, shape) ? kInvalidArgument : kOk;
+}
+
+}  // namespace
+
+int32_t Prepare(const kvstrata_compress_args* in, kvstrata_compress_args& out, Checks checks) {
+  if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
+  if (!Reserved(out.reserved0)) return kInvalidArgument;
+  // The two steps' own checks; what they would say of rows that never exist here is told with a stand-in.
+  static constexpr float kStandIn = 0;
+  kvstrata_pool_args pool = PoolPart(out);
+  if (out.ratio == 0) return kInvalidArgument;
+  if (!RangeFits(out.position, out.tokens)) return kInvalidArgument;
+  const uint64_t emitted = EmittedEntries(out);
+  pool.entries = const_cast<float*>(&kStandIn);
+  pool.entry_capacity = out.entry_capacity;
+  if (checks == Checks::kShapesOnly) pool.tokens = 0;
+  kvstrata_pool_args checked_pool;
+  if (const int32_t status = Prepare(&pool, checked_pool); status != kOk) return status;
+  if (checks == Checks::kAll) {
+    out.value_stride = checked_pool.value_stride;
+    out.gate_stride = checked_pool.gate_stride;
+  }
+  kvstrata_emit_entries_args emit = EmitPart(out);
+  emit.first_entry = out.position / out.ratio;
+  emit.rows = checks == Checks::kShapesOnly ? 0 : emitted;
+  emit.pooled = &kStandIn;
+  emit.entries = const_cast<float*>(&kStandIn);
+  kvstrata_emit_entries_args checked_emit;
+  if (const int32_t status = Prepare(&emit, checked_emit); status != kOk) return status;
+  return OutputValid(out, emitted, checks);
+}
+
 int32_t Prepare(const kvstrata_window_args* in, kvstrata_window_args& out) {
   if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
   if (!Reserved(out.reserved0) || out.row_bytes == 0 || out.row_bytes > kElementsMax) return kInvalidArgument;
@@ -283,7 +385,26 @@ int32_t Prepare(const kvstrata_window_args* in, kvstrata_window_args& out) {
   return kOk;
 }
 
-int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args& out) {
+namespace {
+
+// Keys in one of their two forms.
+bool KeysValid(kvstrata_index_scores_args& a, Checks checks) {
+  const bool used = a.tokens != 0 && a.entries != 0 && checks == Checks::kAll;
+  if (a.key_format == KVSTRATA_KERNELS_FORMAT_NONE) {
+    if (!TypeValid(a.key_type) || !FixStride(a.entries, a.width, a.key_stride)) return false;
+    return !used || IsType(a.keys, a.key_type);
+  }
+  const bool is_index =
+      a.key_format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 || a.key_format == KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP8;
+  kvstrata_packed_shape shape;
+  if (!is_index || a.key_type != 0 || RowShape(a.key_format, 0, 0, shape) != kOk) return false;
+  if (a.width != shape.width) return false;
+  return PlanesValid(a.packed_keys, a.entries, shape) && (!used || PlanesThere(a.packed_keys, shape));
+}
+
+}  // namespace
+
+int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args& out, Checks checks) {
   if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
   if ((out.flags & ~uint32_t{KVSTRATA_KERNELS_SCORES_ROUND_BF16}) != 0) return kInvalidArgument;
   if (out.heads == 0 || out.width == 0 || out.ratio == 0) return kInvalidArgument;
@@ -292,14 +413,14 @@ int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args
     out.scale = 1.0f / (std::sqrt(static_cast<float>(out.width)) * std::sqrt(static_cast<float>(out.heads)));
   }
   const uint64_t query = uint64_t{out.heads} * out.width;
+  if (!TypeValid(out.query_type) || !Reserved(out.reserved0)) return kInvalidArgument;
+  if (!RangeFits(out.first_entry, out.entries)) return kInvalidArgument;
   if (!FixStride(out.tokens, query, out.query_stride)) return kInvalidArgument;
-  if (!FixStride(out.entries, out.width, out.key_stride)) return kInvalidArgument;
+  if (!KeysValid(out, checks)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.heads, out.weight_stride)) return kInvalidArgument;
   if (!FixStride(out.tokens, out.entries, out.score_stride)) return kInvalidArgument;
-  if (out.tokens == 0 || out.entries == 0) return kOk;
-  if (!IsFloats(out.queries) || !IsFloats(out.keys) || !IsFloats(out.weights) || !IsFloats(out.scores)) {
-    return kInvalidArgument;
-  }
+  if (out.tokens == 0 || out.entries == 0 || checks == Checks::kShapesOnly) return kOk;
+  if (!IsType(out.queries, out.query_type) || !IsFloats(out.weights) || !IsFloats(out.scores)) return kInvalidArgument;
   return kOk;
 }
 
@@ -325,9 +446,28 @@ bool HeadsValid(uint64_t tokens, uint32_t heads, uint32_t width, uint64_t& token
   return FixStride(tokens, (heads - 1) * head_stride + width, token_stride);
 }
 
+// Rows in one of their two forms: of a type, or packed.
+bool RowsValid(const kvstrata_attention_args& a, uint64_t rows, int32_t type, int32_t format, uint64_t& stride,
+               kvstrata_packed_planes& planes) {
+  if (format == KVSTRATA_KERNELS_FORMAT_NONE) return TypeValid(type) && FixStride(rows, a.width, stride);
+  const bool is_row = format == KVSTRATA_KERNELS_FORMAT_V4_ROW || format == KVSTRATA_KERNELS_FORMAT_V41_WINDOW ||
+                      format == KVSTRATA_KERNELS_FORMAT_V41_ENTRY;
+  kvstrata_packed_shape shape;
+  if (!is_row || type != 0 || RowShape(format, a.width, a.rope_dims, shape) != kOk) return false;
+  return PlanesValid(planes, rows, shape);
+}
+
+bool RowsThere(const kvstrata_attention_args& a, const void* rows, int32_t type, int32_t format,
+               const kvstrata_packed_planes& planes) {
+  if (format == KVSTRATA_KERNELS_FORMAT_NONE) return IsType(rows, type);
+  kvstrata_packed_shape shape;
+  return RowShape(format, a.width, a.rope_dims, shape) == kOk && PlanesThere(planes, shape);
+}
+
 // Every position that a query of the call looks at must be there.
 bool WindowValid(kvstrata_attention_args& a) {
-  if (!FixStride(a.window_ring != 0 ? a.window_ring : a.window_rows, a.width, a.window_stride)) return false;
+  const uint64_t held = a.window_ring != 0 ? a.window_ring : a.window_rows;
+  if (!RowsValid(a, held, a.window_type, a.window_format, a.window_stride, a.packed_window)) return false;
   if (!RangeFits(a.window_first, a.window_rows)) return false;
   if (a.window_ring != 0 && a.window_rows > a.window_ring) return false;
   if (a.tokens == 0) return true;
@@ -338,19 +478,20 @@ bool WindowValid(kvstrata_attention_args& a) {
 // Without a list all visible entries must be there; with one its values decide, which only the level can read.
 bool EntriesValid(kvstrata_attention_args& a) {
   if (a.ratio == 0) return a.picks == nullptr && a.pick_count == 0;
-  if (!FixStride(a.entry_count, a.width, a.entry_stride)) return false;
+  if (!RowsValid(a, a.entry_count, a.entry_type, a.entry_format, a.entry_stride, a.packed_entries)) return false;
   if (!FixStride(a.tokens, a.pick_count, a.pick_stride)) return false;
   if (a.tokens == 0 || a.picks != nullptr || a.pick_count != 0) return true;
   return a.entry_count >= VisibleEntries(a.first_position + a.tokens - 1, a.ratio);
 }
 
 bool AttentionPointersValid(const kvstrata_attention_args& a) {
-  if (!IsFloats(a.queries) || !IsFloats(a.output) || !IsFloats(a.window_kv)) return false;
+  if (!IsType(a.queries, a.query_type) || !IsType(a.output, a.output_type)) return false;
+  if (!RowsThere(a, a.window_kv, a.window_type, a.window_format, a.packed_window)) return false;
   if (a.sinks != nullptr && !IsFloats(a.sinks)) return false;
   const bool inverse = (a.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0;
   if (inverse && a.rope_dims != 0 && !IsFloats(a.frequencies)) return false;
   if (a.ratio == 0) return true;
-  if (a.entry_count != 0 && !IsFloats(a.entries)) return false;
+  if (a.entry_count != 0 && !RowsThere(a, a.entries, a.entry_type, a.entry_format, a.packed_entries)) return false;
   return a.picks != nullptr ? Aligned(a.picks, alignof(int32_t)) : a.pick_count == 0;
 }
 
@@ -365,7 +506,10 @@ int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out,
   if (out.heads == 0 || out.width == 0 || out.window == 0) return kInvalidArgument;
   if (!std::isfinite(out.scale) || !RangeFits(out.first_position, out.tokens)) return kInvalidArgument;
   if (out.scale == 0) out.scale = 1.0f / std::sqrt(static_cast<float>(out.width));
-  if (inverse && !RopeDimsValid(out.rope_dims, out.width)) return kInvalidArgument;
+  const bool packed = out.window_format != KVSTRATA_KERNELS_FORMAT_NONE ||
+                      (out.ratio != 0 && out.entry_format != KVSTRATA_KERNELS_FORMAT_NONE);
+  if ((inverse || packed) && !RopeDimsValid(out.rope_dims, out.width)) return kInvalidArgument;
+  if (!TypeValid(out.query_type) || !TypeValid(out.output_type)) return kInvalidArgument;
   if (!HeadsValid(out.tokens, out.heads, out.width, out.query_token_stride, out.query_head_stride) ||
       !HeadsValid(out.tokens, out.heads, out.width, out.output_token_stride, out.output_head_stride)) {
     return kInvalidArgument;

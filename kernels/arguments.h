@@ -32,8 +32,11 @@ int32_t Prepare(const kvstrata_rope_args* in, kvstrata_rope_args& out);
 int32_t Prepare(const kvstrata_rms_norm_args* in, kvstrata_rms_norm_args& out);
 int32_t Prepare(const kvstrata_pool_args* in, kvstrata_pool_args& out);
 int32_t Prepare(const kvstrata_emit_entries_args* in, kvstrata_emit_entries_args& out);
+// All but the workspace.
+int32_t Prepare(const kvstrata_compress_args* in, kvstrata_compress_args& out, Checks checks = Checks::kAll);
 int32_t Prepare(const kvstrata_window_args* in, kvstrata_window_args& out);
-int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args& out);
+// All but the workspace.
+int32_t Prepare(const kvstrata_index_scores_args* in, kvstrata_index_scores_args& out, Checks checks = Checks::kAll);
 int32_t Prepare(const kvstrata_topk_args* in, kvstrata_topk_args& out, Checks checks = Checks::kAll);
 // All but the workspace and the picks' values, which only the level can judge.
 int32_t Prepare(const kvstrata_attention_args* in, kvstrata_attention_args& out, Checks checks = Checks::kAll);
@@ -47,6 +50,22 @@ inline uint64_t VisibleEntries(uint64_t position, uint32_t ratio) { return (posi
 // Channels a token brings to a compressor: both halves with overlap.
 inline uint64_t PoolChannels(const kvstrata_pool_args& a) {
   return (a.flags & KVSTRATA_KERNELS_POOL_OVERLAP) != 0 ? 2 * uint64_t{a.width} : a.width;
+}
+
+// Entries that tokens position .. position+tokens-1 complete.
+template <typename PoolOrCompress>
+uint64_t EmittedEntries(const PoolOrCompress& a) {
+  return (a.position + a.tokens) / a.ratio - a.position / a.ratio;
+}
+
+// The two steps of a compression; where the rows between them lie is left to the caller, and `first_entry`, `rows`.
+kvstrata_pool_args PoolPart(const kvstrata_compress_args& a);
+kvstrata_emit_entries_args EmitPart(const kvstrata_compress_args& a);
+
+// A workspace is there, aligned for floats, and large enough.
+inline bool WorkspaceValid(const void* workspace, uint64_t bytes, uint64_t needed) {
+  if (needed == 0) return true;
+  return workspace != nullptr && reinterpret_cast<uintptr_t>(workspace) % alignof(float) == 0 && bytes >= needed;
 }
 
 // One page id of either type; ids outside int64 do not exist.

@@ -20,6 +20,13 @@ namespace reference {
 const kvstrata_kernels* Table();
 }  // namespace reference
 
+namespace cpu {
+// The table of one KVSTRATA_KERNELS_LEVEL_CPU_* level, or nullptr where this machine or build lacks it.
+const kvstrata_kernels* Table(int32_t level);
+// The best of those at or below `most`, or nullptr when `most` is below all.
+const kvstrata_kernels* BestTable(int32_t most);
+}  // namespace cpu
+
 namespace stub {
 // A complete table for a level that this build lacks: every function returns UNSUPPORTED.
 const kvstrata_kernels* Table();

@@ -275,6 +275,11 @@ std::vector<int32_t> Engine::SelectEntries(const LayerMemory& memory, uint64_t b
   score.keys = memory.keys.rows.data();
   score.weights = scratch_.index_weights.data() + begin * c.index_heads;
   score.scores = scores.data();
+  uint64_t score_bytes = 0;
+  Check(table.index_scores_workspace_bytes(&score, &score_bytes), "index_scores_workspace_bytes");
+  std::vector<uint64_t> score_workspace(score_bytes / sizeof(uint64_t) + 1);
+  score.workspace = score_workspace.data();
+  score.workspace_bytes = score_workspace.size() * sizeof(uint64_t);
   Check(table.index_scores(&score, nullptr), "index_scores");
 
   std::vector<int32_t> picks((end - begin) * c.top_k);

@@ -28,7 +28,11 @@
  *   - The floats of one row do not depend on how a prompt is cut into calls, nor on threads. Within one level they
  *     are the same bits on every machine of that level; between levels they agree within the documented tolerance.
  *     Packing equal floats gives equal bytes on every level.
- *   - All functions are thread-safe as long as calls do not share memory that one of them writes.
+ *   - All functions are thread-safe as long as calls do not share memory that one of them writes. No function makes a
+ *     thread: cut the work yourself. Rows, tokens and heads (attention: heads = fewer, pointers advanced) are
+ *     independent; index_scores can be cut by entries (first_entry) and movement by rows (first_row). A compressor can
+ *     be cut where an entry ends: give each part its own state, and start all but the first one block early, discarding
+ *     the first entry (with OVERLAP), so that the part has its own previous block.
  *
  * Words: t = absolute token position from 0; P = tokens already processed, so the next token has position P;
  * m = ratio, tokens per compressed entry; w = width of a row; entry i covers tokens i*m .. i*m+m-1 and is visible to
@@ -60,12 +64,18 @@ enum {
   KVSTRATA_KERNELS_UNSUPPORTED = 14       /* a valid request that this level does not implement                 */
 };
 
-/* Levels of kvstrata_kernels_get. */
+/* Levels of kvstrata_kernels_get. The environment variable KVSTRATA_KERNELS_MAX_LEVEL (reference, portable, avx2,
+ * avx512 or avx512_bf16; read once, at the first call) bounds what AUTO and CPU choose; a level asked for by its own
+ * number is not bounded. Unknown text bounds nothing. */
 enum {
-  KVSTRATA_KERNELS_LEVEL_AUTO = 0,      /* the best there is                                        */
-  KVSTRATA_KERNELS_LEVEL_REFERENCE = 1, /* scalar, obvious: the oracle                              */
-  KVSTRATA_KERNELS_LEVEL_CPU = 2,       /* SIMD, chosen at run time                                 */
-  KVSTRATA_KERNELS_LEVEL_CUDA = 3       /* device pointers, work is queued on the stream            */
+  KVSTRATA_KERNELS_LEVEL_AUTO = 0,      /* the best there is on the host: CPU, or REFERENCE where that is NULL */
+  KVSTRATA_KERNELS_LEVEL_REFERENCE = 1, /* scalar, obvious: the oracle                                         */
+  KVSTRATA_KERNELS_LEVEL_CPU = 2,       /* SIMD, the best of the CPU_ levels that this machine has             */
+  KVSTRATA_KERNELS_LEVEL_CUDA = 3,      /* device pointers, work is queued on the stream                       */
+  KVSTRATA_KERNELS_LEVEL_CPU_PORTABLE = 16,   /* what the build's target always has: SSE2, NEON, ...           */
+  KVSTRATA_KERNELS_LEVEL_CPU_AVX2 = 17,       /* x86-64-v3: AVX2, FMA, F16C, BMI2                              */
+  KVSTRATA_KERNELS_LEVEL_CPU_AVX512 = 18,     /* x86-64-v4: AVX-512 F, BW, CD, DQ, VL                          */
+  KVSTRATA_KERNELS_LEVEL_CPU_AVX512_BF16 = 19 /* and BF16, VNNI, VBMI: Zen 4, Sapphire Rapids and later        */
 };
 
 /* Numeric profiles. 0 is refused, so that a forgotten profile is seen. */
@@ -76,8 +86,8 @@ enum {
                                      those, and unpack_rows gives them back bit for bit                         */
 };
 
-/* Element types of weights and of the unpacked side of packing. */
-enum { KVSTRATA_KERNELS_F32 = 0, KVSTRATA_KERNELS_BF16 = 1 };
+/* Element types of weights, inputs and the unpacked side of packing. PACKED is an output of `compress` only. */
+enum { KVSTRATA_KERNELS_F32 = 0, KVSTRATA_KERNELS_BF16 = 1, KVSTRATA_KERNELS_PACKED = 2 };
 
 /* Element type of page ids. */
 enum { KVSTRATA_KERNELS_INT32 = 0, KVSTRATA_KERNELS_INT64 = 1 };
@@ -132,6 +142,17 @@ typedef struct kvstrata_packed_shape {
   uint32_t scale_bytes;
   uint32_t row_bytes; /* the sum */
 } kvstrata_packed_shape;
+
+/* Packed rows in memory: three byte planes. Strides of 0: tight; no alignment. `rope` may be NULL when the format's
+ * rope_bytes is 0. Never grows. */
+typedef struct kvstrata_packed_planes {
+  uint8_t* codes; /* [rows][code_bytes] */
+  uint64_t code_stride_bytes;
+  uint8_t* rope; /* [rows][rope_bytes] */
+  uint64_t rope_stride_bytes;
+  uint8_t* scales; /* [rows][scale_bytes] */
+  uint64_t scale_stride_bytes;
+} kvstrata_packed_planes;
 
 /* pack_rows: floats to bytes. */
 typedef struct kvstrata_pack_rows_args {
@@ -294,9 +315,9 @@ typedef struct kvstrata_pool_args {
   uint32_t width;    /* w */
   uint64_t position; /* P before the call */
   uint64_t tokens;
-  const float* values; /* [tokens][c] */
+  const void* values; /* [tokens][c] of input_type */
   uint64_t value_stride;
-  const float* gates; /* [tokens][c], without APE; ratio 1 without OVERLAP: not read (weight 1), may be NULL */
+  const void* gates; /* [tokens][c], without APE; ratio 1 without OVERLAP: not read (weight 1), may be NULL */
   uint64_t gate_stride;
   const float* ape; /* [m][c] tight, or NULL: none */
   float* prev_values;
@@ -306,6 +327,8 @@ typedef struct kvstrata_pool_args {
   float* entries; /* [entry_capacity][w]; may be NULL when no entry completes */
   uint64_t entry_stride;
   uint64_t entry_capacity; /* rows; at least (P+tokens)/m - P/m */
+  int32_t input_type;      /* of values and gates: F32, or BF16, which is widened exactly */
+  uint32_t reserved0;
 } kvstrata_pool_args;
 
 enum {
@@ -339,6 +362,51 @@ typedef struct kvstrata_emit_entries_args {
   uint64_t entry_stride;
 } kvstrata_emit_entries_args;
 
+/*
+ * compress: csa_pool or hca_pool, then emit_entries with first_entry = P / ratio, then the conversion to output_type,
+ * in one pass, without the pooled rows in between. The result is that of the three calls on the same level, bit for
+ * bit.
+ *   F32     the floats of emit_entries
+ *   BF16    those rounded to bf16 (profiles Q and S: exact, they are bf16 numbers)
+ *   PACKED  pack_rows of those by `format`, into `packed`; FORMAT_NONE is refused. V4_ROW packs with this rope_dims,
+ *           the other formats with rope_dims 0
+ * Window rows are compress with ratio 1 and no OVERLAP. State, position and tokens as in pool_args; members of both
+ * steps mean what they mean there.
+ */
+typedef struct kvstrata_compress_args {
+  uint32_t struct_size;
+  int32_t profile;
+  uint32_t pool_flags; /* KVSTRATA_KERNELS_POOL_* */
+  uint32_t emit_flags; /* KVSTRATA_KERNELS_EMIT_* */
+  uint32_t ratio;
+  uint32_t width;
+  uint32_t rope_dims;
+  int32_t format;
+  int32_t input_type;  /* F32 or BF16 */
+  int32_t output_type; /* F32, BF16 or PACKED */
+  float eps;
+  uint32_t reserved0;
+  uint64_t position;
+  uint64_t tokens;
+  const void* values; /* [tokens][c] */
+  uint64_t value_stride;
+  const void* gates; /* [tokens][c] */
+  uint64_t gate_stride;
+  const float* ape; /* [m][c] tight, or NULL */
+  float* prev_values;
+  float* prev_gates;
+  float* open_values;
+  float* open_gates;
+  const float* norm_weight; /* [width], or NULL: no weight */
+  const float* frequencies; /* [rope_dims/2] */
+  void* entries;            /* [entry_capacity][width]; PACKED: not used */
+  uint64_t entry_stride;
+  kvstrata_packed_planes packed; /* PACKED only */
+  uint64_t entry_capacity;
+  void* workspace; /* aligned to 4 */
+  uint64_t workspace_bytes;
+} kvstrata_compress_args;
+
 /* ---------------------------------------------------------------------------------------------------------------
  * Sliding window. Rows are bytes here: floats, bf16 or packed. The ring's slot of position p is p mod capacity.
  *
@@ -367,7 +435,13 @@ typedef struct kvstrata_window_args {
 enum { KVSTRATA_KERNELS_SCORES_ROUND_BF16 = 1 /* round each score to bf16 at the end */ };
 
 /* index_scores: I[t][s] = sum_h (weights[t][h] * scale) * max(0, q[t][h] . k[s]) for visible s, fp32 throughout, heads
- * ascending; -infinity for entries that are not visible. Query n has position first_position + n. */
+ * ascending; -infinity for entries that are not visible. Query n has position first_position + n. The keys are those of
+ * entries first_entry .. first_entry+entries-1, so that a scan can be cut; score s is that of entry first_entry + s.
+ * Keys are rows of key_type, or packed rows (key_format V4_INDEX_FP4 or V4_INDEX_FP8, default width), which mean
+ * exactly what unpack_rows gives. BF16 queries against BF16 or packed keys: a level may use the machine's bf16 dot
+ * product, whose products are exact and whose sums are fp32 in an order of its own, denormal bf16 inputs and partial
+ * sums counting as 0. A level may reorder sums; two levels differ by at most
+ * 2 * (width + heads) * 2^-24 * sum_h |weight * scale| * sum_c |q k|. */
 typedef struct kvstrata_index_scores_args {
   uint32_t struct_size;
   uint32_t flags;
@@ -378,14 +452,22 @@ typedef struct kvstrata_index_scores_args {
   uint64_t tokens;
   uint64_t first_position;
   uint64_t entries;
-  const float* queries;  /* [tokens][heads][width], heads tight */
+  const void* queries;   /* [tokens][heads][width] of query_type, heads tight */
   uint64_t query_stride; /* between tokens */
-  const float* keys;     /* [entries][width] */
+  const void* keys;      /* [entries][width] of key_type; with a key_format not used */
   uint64_t key_stride;
   const float* weights; /* [tokens][heads] */
   uint64_t weight_stride;
   float* scores; /* [tokens][entries] */
   uint64_t score_stride;
+  uint64_t first_entry;
+  int32_t query_type; /* F32 or BF16 */
+  int32_t key_type;   /* F32 or BF16; with a key_format 0 */
+  int32_t key_format; /* FORMAT_NONE, V4_INDEX_FP4 or V4_INDEX_FP8 */
+  uint32_t reserved0;
+  kvstrata_packed_planes packed_keys; /* only read */
+  void* workspace;                    /* aligned to 4 */
+  uint64_t workspace_bytes;
 } kvstrata_index_scores_args;
 
 enum { KVSTRATA_KERNELS_TOPK_SORT_ASCENDING = 1 /* the chosen by index instead of by rank */ };
@@ -427,6 +509,11 @@ enum { KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE = 1 };
  * window_ring is not 0. The rows of the last query must be there: window_first + window_rows > t (ring: window_rows
  * <= window_ring). Profiles Q and S: probabilities are rounded to bf16 for the products with kv (the denominator adds
  * unrounded ones), the output is rounded to bf16, and again after the inverse rotation.
+ *
+ * Rows of the window and of the entries are rows of their type, or packed rows of their format (V4_ROW, V41_WINDOW or
+ * V41_ENTRY of this width; V4_ROW with rope_dims), which mean exactly what unpack_rows gives. BF16 queries against BF16
+ * or packed rows in profiles Q and S: a level may use the machine's bf16 dot product as in index_scores. A level may
+ * reorder sums, and may take mx from a prefix of the rows and rescale (online softmax).
  */
 typedef struct kvstrata_attention_args {
   uint32_t struct_size;
@@ -441,26 +528,34 @@ typedef struct kvstrata_attention_args {
   float scale; /* 0 means width^-0.5 */
   uint64_t tokens;
   uint64_t first_position;
-  const float* queries; /* [tokens][heads][width] */
+  const void* queries; /* [tokens][heads][width] of query_type */
   uint64_t query_token_stride;
   uint64_t query_head_stride;
-  const float* window_kv; /* [window_rows][width] */
+  const void* window_kv; /* [window_rows][width] of window_type; with a window_format not used */
   uint64_t window_stride;
   uint64_t window_first; /* position of the oldest row */
   uint64_t window_rows;
   uint64_t window_ring; /* 0: linear */
-  const float* entries; /* [entry_count][width] */
+  const void* entries;  /* [entry_count][width] of entry_type; with an entry_format not used */
   uint64_t entry_stride;
   uint64_t entry_count;
   const int32_t* picks; /* [tokens][pick_count] */
   uint64_t pick_stride;
   const float* sinks;       /* [heads], or NULL: none */
   const float* frequencies; /* [rope_dims/2], for INVERSE_ROPE */
-  float* output;            /* [tokens][heads][width] */
+  void* output;             /* [tokens][heads][width] of output_type */
   uint64_t output_token_stride;
   uint64_t output_head_stride;
   void* workspace; /* aligned to 4 */
   uint64_t workspace_bytes;
+  int32_t query_type;    /* F32 or BF16 */
+  int32_t output_type;   /* F32, or BF16: rounded at the very end */
+  int32_t window_type;   /* F32 or BF16; with a window_format 0 */
+  int32_t window_format; /* FORMAT_NONE or a packed format */
+  int32_t entry_type;    /* F32 or BF16; with an entry_format 0 */
+  int32_t entry_format;  /* FORMAT_NONE or a packed format */
+  kvstrata_packed_planes packed_window;  /* [window_rows or window_ring]; only read */
+  kvstrata_packed_planes packed_entries; /* [entry_count]; only read */
 } kvstrata_attention_args;
 
 /* ---------------------------------------------------------------------------------------------------------------
@@ -551,12 +646,15 @@ typedef struct kvstrata_kernels {
   int32_t (*csa_pool)(const kvstrata_pool_args* args, void* stream);
   int32_t (*hca_pool)(const kvstrata_pool_args* args, void* stream);
   int32_t (*emit_entries)(const kvstrata_emit_entries_args* args, void* stream);
+  int32_t (*compress)(const kvstrata_compress_args* args, void* stream);
+  int32_t (*compress_workspace_bytes)(const kvstrata_compress_args* args, uint64_t* out_bytes);
 
   int32_t (*window_append)(const kvstrata_window_args* args, void* stream);
   int32_t (*window_import)(const kvstrata_window_args* args, void* stream);
   int32_t (*window_export)(const kvstrata_window_args* args, void* stream);
 
   int32_t (*index_scores)(const kvstrata_index_scores_args* args, void* stream);
+  int32_t (*index_scores_workspace_bytes)(const kvstrata_index_scores_args* args, uint64_t* out_bytes);
   int32_t (*topk)(const kvstrata_topk_args* args, void* stream);
   int32_t (*topk_workspace_bytes)(const kvstrata_topk_args* args, uint64_t* out_bytes);
 

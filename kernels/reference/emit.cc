@@ -6,16 +6,10 @@
 #include "kernels/reference/functions.h"
 
 namespace kvstrata::kernels::reference {
-namespace {
-
-void EmitRow(const kvstrata_emit_entries_args& a, uint64_t n) {
+void EmitRow(const kvstrata_emit_entries_args& a, int64_t position, float* row) {
   const bool round = Rounds(a.profile);
-  float* row = a.entries + n * a.entry_stride;
-  std::memmove(row, a.pooled + n * a.pooled_stride, a.width * sizeof(float));
   if (round) RoundRow(row, a.width);
   if ((a.flags & KVSTRATA_KERNELS_EMIT_NO_NORM) == 0) NormRow(row, a.norm_weight, a.eps, a.width, round, row);
-  // The entry carries the position of the first token of its own block.
-  const int64_t position = static_cast<int64_t>((a.first_entry + n) * a.ratio);
   RopeRow(row + (a.width - a.rope_dims), a.frequencies, a.rope_dims, position, false, round);
   if (!round) return;
   if ((a.flags & KVSTRATA_KERNELS_EMIT_HADAMARD) != 0) HadamardRow(row, a.width, true);
@@ -23,12 +17,15 @@ void EmitRow(const kvstrata_emit_entries_args& a, uint64_t n) {
   QuantizeRow(a.format, row, a.width, a.format == KVSTRATA_KERNELS_FORMAT_V4_ROW ? a.rope_dims : 0);
 }
 
-}  // namespace
-
 int32_t EmitEntries(const kvstrata_emit_entries_args* args, void*) {
   kvstrata_emit_entries_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
-  for (uint64_t n = 0; n < a.rows; ++n) EmitRow(a, n);
+  for (uint64_t n = 0; n < a.rows; ++n) {
+    float* row = a.entries + n * a.entry_stride;
+    std::memmove(row, a.pooled + n * a.pooled_stride, a.width * sizeof(float));
+    // The entry carries the position of the first token of its own block.
+    EmitRow(a, static_cast<int64_t>((a.first_entry + n) * a.ratio), row);
+  }
   return kOk;
 }
 

@@ -74,14 +74,6 @@ uint32_t LoadLittle(const uint8_t* in, uint32_t bytes) {
 }
 
 // Channels [begin, begin + count) of one source row as floats.
-void LoadChannels(const void* rows, int32_t type, uint64_t begin, uint32_t count, float* out) {
-  if (type == KVSTRATA_KERNELS_F32) {
-    std::memcpy(out, static_cast<const float*>(rows) + begin, count * sizeof(float));
-    return;
-  }
-  for (uint32_t i = 0; i < count; ++i) out[i] = Bf16ToF32(static_cast<const uint16_t*>(rows)[begin + i]);
-}
-
 void StoreChannel(void* rows, int32_t type, uint64_t index, float value) {
   if (type == KVSTRATA_KERNELS_F32) {
     static_cast<float*>(rows)[index] = value;
@@ -141,13 +133,13 @@ void PackOneRow(const kvstrata_pack_rows_args& a, const Grid& grid, const kvstra
       float values[kPiece];
       const uint32_t left = begin + grid.block - i;
       const uint32_t count = left < kPiece ? left : kPiece;
-      LoadChannels(a.source, a.source_type, source + i, count, values);
+      LoadRow(a.source, a.source_type, source + i, count, values);
       PackCodes(grid, values, count, scale, codes + (grid.e2m1 ? i / 2 : i));
     }
   }
   for (uint32_t i = 0; i < a.rope_dims; ++i) {
     float value;
-    LoadChannels(a.source, a.source_type, source + quantised + i, 1, &value);
+    LoadRow(a.source, a.source_type, source + quantised + i, 1, &value);
     StoreLittle(F32ToBf16(value), 2, a.rope + row * a.rope_stride_bytes + 2 * uint64_t{i});
   }
 }
@@ -245,6 +237,40 @@ int32_t ConvertRoundBf16(const kvstrata_convert_args* args, void*) {
   float* destination = static_cast<float*>(a.destination);
   for (uint64_t i = 0; i < a.count; ++i) destination[i] = RoundBf16(source[i]);
   return kOk;
+}
+
+void LoadRow(const void* rows, int32_t type, uint64_t begin, uint64_t width, float* row) {
+  if (type == KVSTRATA_KERNELS_F32) {
+    std::memcpy(row, static_cast<const float*>(rows) + begin, width * sizeof(float));
+    return;
+  }
+  const uint16_t* bf16 = static_cast<const uint16_t*>(rows) + begin;
+  for (uint64_t i = 0; i < width; ++i) row[i] = Bf16ToF32(bf16[i]);
+}
+
+void StoreRow(const float* row, int32_t type, uint64_t begin, uint64_t width, void* rows) {
+  if (type == KVSTRATA_KERNELS_F32) {
+    std::memcpy(static_cast<float*>(rows) + begin, row, width * sizeof(float));
+    return;
+  }
+  uint16_t* bf16 = static_cast<uint16_t*>(rows) + begin;
+  for (uint64_t i = 0; i < width; ++i) bf16[i] = F32ToBf16(row[i]);
+}
+
+void UnpackRow(int32_t format, const kvstrata_packed_planes& planes, uint64_t row, uint32_t width, uint32_t rope_dims,
+               float* values) {
+  kvstrata_unpack_rows_args a{};
+  a.struct_size = sizeof a;
+  a.format = format;
+  a.width = width;
+  a.rope_dims = rope_dims;
+  a.destination_type = KVSTRATA_KERNELS_F32;
+  a.rows = 1;
+  a.codes = planes.codes + row * planes.code_stride_bytes;
+  a.rope = planes.rope != nullptr ? planes.rope + row * planes.rope_stride_bytes : nullptr;
+  a.scales = planes.scales + row * planes.scale_stride_bytes;
+  a.destination = values;
+  UnpackOneRow(a, GridOf(format, width), 0);
 }
 
 void RoundRow(float* row, uint64_t width) {

@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "kernels/arguments.h"
+#include "kernels/reference/functions.h"
 #include "kernels/reference/scalar.h"
 
 namespace kvstrata::kernels::reference {
@@ -58,15 +59,12 @@ void PoolEntry(const Rows& previous, const Rows& current, uint32_t width, float*
 
 // Puts token n into its slot t mod m of the open block; the gate gets the position bias of that slot.
 void StoreToken(const kvstrata_pool_args& a, uint64_t n, uint32_t slot, uint64_t channels) {
-  const float* gates = a.gates + n * a.gate_stride;
   float* open_gates = a.open_gates + slot * channels;
-  std::memcpy(a.open_values + slot * channels, a.values + n * a.value_stride, channels * sizeof(float));
-  if (a.ape == nullptr) {
-    std::memcpy(open_gates, gates, channels * sizeof(float));
-    return;
-  }
+  LoadRow(a.values, a.input_type, n * a.value_stride, channels, a.open_values + slot * channels);
+  LoadRow(a.gates, a.input_type, n * a.gate_stride, channels, open_gates);
+  if (a.ape == nullptr) return;
   const float* ape = a.ape + slot * channels;
-  for (uint64_t j = 0; j < channels; ++j) open_gates[j] = gates[j] + ape[j];
+  for (uint64_t j = 0; j < channels; ++j) open_gates[j] += ape[j];
 }
 
 // The closed block's P half becomes the next entry's previous block.
@@ -83,7 +81,7 @@ void PoolTokens(const kvstrata_pool_args& a) {
   const bool overlap = (a.flags & KVSTRATA_KERNELS_POOL_OVERLAP) != 0;
   if (a.ratio == 1 && !overlap) {  // softmax over one gate: the value itself
     for (uint64_t n = 0; n < a.tokens; ++n) {
-      std::memcpy(a.entries + n * a.entry_stride, a.values + n * a.value_stride, a.width * sizeof(float));
+      LoadRow(a.values, a.input_type, n * a.value_stride, a.width, a.entries + n * a.entry_stride);
     }
     return;
   }

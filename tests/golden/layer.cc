@@ -314,7 +314,7 @@ void Layer::Select(const LayerState& state, uint64_t tokens, LayerOutput& output
   scores.weights = weights.data();
   scores.scores = output.scores.data() + position * entries();
   scores.score_stride = entries();
-  Run(kernels_.index_scores, scores);
+  Run(kernels_.index_scores, kernels_.index_scores_workspace_bytes, scores);
 
   auto topk = NewArgs<kvstrata_topk_args>();
   topk.k = config_.top_k;

@@ -25,6 +25,7 @@ void ForEachFunction(const kvstrata_kernels& k, Visit visit) {
   visit("csa_pool", k.csa_pool, Args<kvstrata_pool_args>());
   visit("hca_pool", k.hca_pool, Args<kvstrata_pool_args>());
   visit("emit_entries", k.emit_entries, Args<kvstrata_emit_entries_args>());
+  visit("compress", k.compress, Args<kvstrata_compress_args>());
   visit("window_append", k.window_append, Args<kvstrata_window_args>());
   visit("window_import", k.window_import, Args<kvstrata_window_args>());
   visit("window_export", k.window_export, Args<kvstrata_window_args>());
@@ -63,6 +64,14 @@ void MakeEmpty(kvstrata_emit_entries_args& a) {
   a.profile = KVSTRATA_KERNELS_PROFILE_F;
   a.width = 4;
   a.ratio = 1;
+}
+void MakeEmpty(kvstrata_compress_args& a) {
+  a.profile = KVSTRATA_KERNELS_PROFILE_F;
+  a.width = 4;
+  a.ratio = 4;
+  static float workspace[4];
+  a.workspace = workspace;
+  a.workspace_bytes = sizeof workspace;
 }
 void MakeEmpty(kvstrata_window_args& a) {
   a.row_bytes = 4;
@@ -105,11 +114,24 @@ TEST_CASE("levels: the reference is always there, a level that is not there is N
   CHECK(kernels::Get(-1) == nullptr);
 }
 
+TEST_CASE("levels: the portable one is always there, CPU is the best of those there, each says what it is") {
+  REQUIRE(kernels::Get(KVSTRATA_KERNELS_LEVEL_CPU_PORTABLE) != nullptr);
+  const kvstrata_kernels* best = nullptr;
+  for (const kvstrata_kernels* table : Levels()) {
+    CHECK(table->struct_size == sizeof(kvstrata_kernels));
+    CHECK(kernels::Get(static_cast<int32_t>(table->level)) == table);
+    best = table;
+  }
+  if (std::getenv("KVSTRATA_KERNELS_MAX_LEVEL") != nullptr) return;  // a bound from outside: the next test's business
+  CHECK(kernels::Get(KVSTRATA_KERNELS_LEVEL_CPU) == best);
+  CHECK(kernels::Get(KVSTRATA_KERNELS_LEVEL_AUTO) == best);
+}
+
 TEST_CASE("every member of every table is there") {
   for (const kvstrata_kernels* table : {&Reference(), kernels::stub::Table()}) {
     const size_t first = offsetof(kvstrata_kernels, packed_shape);
     const size_t count = (sizeof(kvstrata_kernels) - first) / sizeof(void*);
-    CHECK(count == 26);
+    CHECK(count == 29);
     for (size_t i = 0; i < count; ++i) {
       void* member = nullptr;
       std::memcpy(&member, reinterpret_cast<const char*>(table) + first + i * sizeof(void*), sizeof member);

@@ -167,7 +167,7 @@ TEST_CASE("attention does not depend on chunking, nor on linear rows or a ring")
     kvstrata_attention_args a = MakeArgs(p, Global::kPicks);
     a.tokens = 1;
     a.first_position = t;
-    a.queries += t * kHeads * kWidth;
+    a.queries = p.queries.data() + t * kHeads * kWidth;
     a.picks += t * 3;
     a.entry_count = (t + 1) / kRatio;
     // Linear: exactly the rows that the query sees.

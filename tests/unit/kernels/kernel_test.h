@@ -5,8 +5,10 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstdio>
 #include <cstring>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernels/dispatch.h"
@@ -15,6 +17,27 @@
 namespace kvstrata::kernels::test {
 
 inline const kvstrata_kernels& Reference() { return *Get(KVSTRATA_KERNELS_LEVEL_REFERENCE); }
+
+// The reference and every cpu level that this machine has; names the others on the error stream, once.
+inline const std::vector<const kvstrata_kernels*>& Levels() {
+  static const std::vector<const kvstrata_kernels*> kLevels = [] {
+    std::vector<const kvstrata_kernels*> tables = {&Reference()};
+    constexpr std::pair<int32_t, const char*> kCpu[] = {{KVSTRATA_KERNELS_LEVEL_CPU_PORTABLE, "cpu-portable"},
+                                                        {KVSTRATA_KERNELS_LEVEL_CPU_AVX2, "cpu-avx2"},
+                                                        {KVSTRATA_KERNELS_LEVEL_CPU_AVX512, "cpu-avx512"},
+                                                        {KVSTRATA_KERNELS_LEVEL_CPU_AVX512_BF16, "cpu-avx512_bf16"}};
+    for (const auto& [level, name] : kCpu) {
+      const kvstrata_kernels* table = Get(level);
+      if (table != nullptr) {
+        tables.push_back(table);
+      } else {
+        std::fprintf(stderr, "skipped: this machine has no kernels of level %s\n", name);
+      }
+    }
+    return tables;
+  }();
+  return kLevels;
+}
 
 inline constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
