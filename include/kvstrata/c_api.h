@@ -79,7 +79,7 @@ enum {
   KVSTRATA_E_IO = 40,                /* the storage failed; native_code is the errno where there is one             */
   KVSTRATA_E_NO_SPACE = 42,          /* disk full, or over the budget and nothing can be evicted                    */
   KVSTRATA_E_LOCKED = 44,            /* another process or handle has the store open for writing                    */
-  KVSTRATA_E_NOT_FOUND = 46,         /* a key, record or preset does not exist                                      */
+  KVSTRATA_E_NOT_FOUND = 46,         /* a key, record, preset or (opened read-only) store does not exist            */
   KVSTRATA_E_CANCELLED = 50,         /* ended by kvstrata_plan_cancel or by a callback                              */
   KVSTRATA_E_TIMEOUT = 52,           /* a deadline passed                                                           */
   KVSTRATA_E_OUT_OF_MEMORY = 60,     /* an allocation failed                                                        */
@@ -447,7 +447,8 @@ enum {
 typedef struct kvstrata_cache_options {
   uint32_t struct_size;
   uint32_t flags;
-  const char* path;                    /* a directory, made when missing; NULL and no storage: in memory only       */
+  const char* path;                    /* a directory, made when missing, as are those above it (mode 0700); NULL and
+                                          no storage: in memory only                                                */
   const kvstrata_storage* storage;     /* the engine's own store; excludes path                                     */
   const kvstrata_device* device;       /* for buffers in device memory; may be NULL                                 */
   const kvstrata_allocator* allocator; /* NULL = the library's own                                                  */

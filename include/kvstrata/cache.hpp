@@ -101,7 +101,7 @@ using namespace_info = kvstrata_namespace_info;
 using match_info = kvstrata_match_info;
 
 struct cache_options {
-  std::string path;                  ///< a directory, made when missing; empty and no storage: in memory only
+  std::string path;                  ///< a directory, made when missing (with those above it); empty: in memory
   std::uint64_t capacity_bytes = 0;  ///< hard bound of stored bytes, headers included; required unless read_only
   std::uint64_t snapshot_bytes = 0;  ///< of these, at most this much for snapshots; 0 = a quarter
   std::uint64_t staging_bytes = 0;   ///< bound of staging memory; 0 = 64 MiB

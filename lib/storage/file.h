@@ -19,7 +19,8 @@
 namespace kvstrata::core::storage {
 
 struct FileOptions {
-  // Made when missing, with missing folders above it, unless `read_only`.
+  // Made when missing, with missing folders above it (mode 0700, durable with the first Sync), unless `read_only`: then
+  // kNotFound.
   std::string path;
   // Takes no lock and changes nothing; any number of readers beside one writer.
   bool read_only = false;
@@ -35,7 +36,7 @@ struct FileOptions {
 class FileStorage final : public Storage {
  public:
   // Counts and checks what is there (no payload is read), then starts the threads. kLocked when another opener writes,
-  // kReadOnly when the directory cannot be written to.
+  // kReadOnly when the directory, or the one that it would be made in, cannot be written to.
   static absl::StatusOr<std::unique_ptr<FileStorage>> Open(const FileOptions& options);
   ~FileStorage() override;
 

@@ -32,6 +32,12 @@ bool IsShortage(const absl::Status& status) {
   return error == EMFILE || error == ENFILE || error == ENOMEM || base::CodeOf(status) == base::Code::kOutOfMemory;
 }
 
+// Of a store that is to be made. kNotFound would say that there is none to read.
+absl::Status PlaceError(const char* operation, const std::string& path, int error) {
+  if (error != ENOENT) return base::IoError(operation, path, error);
+  return base::MakeStatus(base::Code::kIo, operation, path + ": there is no such place", error);
+}
+
 }  // namespace
 
 // A file being written, counted as used from before its first byte; gone at the end unless it was published.
@@ -81,23 +87,34 @@ void RecordFiles::CloseDirectory() {
 }
 
 absl::Status RecordFiles::OpenRoot() {
-  // Missing folders are made one by one from the top; an existing one keeps its mode. What else may be wrong with one
-  // above, the last one tells.
-  for (size_t end = 0; !read_only_ && end != std::string::npos;) {
+  if (absl::Status status = read_only_ ? absl::OkStatus() : MakeRoot(); !status.ok()) return status;
+  root_ = os_.OpenAt(AT_FDCWD, path_.c_str(), O_RDONLY | O_DIRECTORY, 0);
+  if (root_ < 0) return read_only_ ? base::IoError("open", path_, -root_) : PlaceError("open", path_, -root_);
+  const int64_t block = os_.BlockBytes(root_);
+  block_bytes_ = std::clamp(block > 0 ? static_cast<uint64_t>(block) : kMinBlockBytes, kMinBlockBytes, kMaxBlockBytes);
+  used_bytes_ = kFixedBlocks * block_bytes_;
+  return absl::OkStatus();
+}
+
+// Makes missing folders one by one from the top; an existing one keeps its mode.
+absl::Status RecordFiles::MakeRoot() {
+  std::string refused;  // the first folder that is not there and could not be made, as far as can be told
+  int error = 0;
+  for (size_t end = 0; end != std::string::npos;) {
     end = path_.find('/', end + 1);
     const std::string part = path_.substr(0, end);
     const int made = os_.MkdirAt(AT_FDCWD, part.c_str(), kFolderMode);
     if (made >= 0) {
       os_.ChmodAt(AT_FDCWD, part.c_str(), kFolderMode);  // whatever the umask took away
       ++made_above_;
+    } else if (made != -EEXIST && error == 0) {
+      refused = part;
+      error = -made;
     }
-    if (end == std::string::npos && made < 0 && made != -EEXIST) return base::IoError("make", path_, -made);
+    if (end != std::string::npos || made >= 0 || made == -EEXIST) continue;
+    // Refusals above do not matter where the folder was there all the same; below one that was not, nothing can be.
+    return made == -ENOENT ? PlaceError("make", refused, error) : PlaceError("make", path_, -made);
   }
-  root_ = os_.OpenAt(AT_FDCWD, path_.c_str(), O_RDONLY | O_DIRECTORY, 0);
-  if (root_ < 0) return base::IoError("open", path_, -root_);
-  const int64_t block = os_.BlockBytes(root_);
-  block_bytes_ = std::clamp(block > 0 ? static_cast<uint64_t>(block) : kMinBlockBytes, kMinBlockBytes, kMaxBlockBytes);
-  used_bytes_ = kFixedBlocks * block_bytes_;
   return absl::OkStatus();
 }
 

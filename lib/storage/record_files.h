@@ -83,6 +83,7 @@ class RecordFiles {
   Shard& ShardFor(const Key& key);
 
   absl::Status OpenRoot();
+  absl::Status MakeRoot();
   absl::Status Prepare(base::Random& random);
   absl::Status MakeFolder(const char* name);
   absl::Status CleanStaging();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -163,9 +164,24 @@ TEST_CASE("a directory that cannot be made is an error with its errno", "[capi]"
   CacheHandle cache;
   const kvstrata_status status = kvstrata_cache_open(&world.options, Out(cache), &error);
   CAPTURE(Describe(status, error));
-  CHECK(status != KVSTRATA_OK);
+  CHECK(status == KVSTRATA_E_IO);
   CHECK(error.native_code == ENOENT);
   CHECK(cache == nullptr);
+}
+
+TEST_CASE("missing folders above the path are made, but not for a reader", "[capi]") {
+  TempDir directory;
+  const std::string path = directory / "deep/down/store";
+  World world;
+  world.options.storage = nullptr;
+  world.options.path = path.c_str();
+  kvstrata_cache_options reader = world.options;
+  reader.flags = KVSTRATA_CACHE_READ_ONLY;
+  CacheHandle cache;
+  CHECK(kvstrata_cache_open(&reader, Out(cache), nullptr) == KVSTRATA_E_NOT_FOUND);
+  CHECK_FALSE(std::filesystem::exists(directory / "deep"));
+  world.Open();
+  CHECK(std::filesystem::is_directory(path));
 }
 
 TEST_CASE("a store that failed to open stays the caller's", "[capi]") {

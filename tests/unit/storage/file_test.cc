@@ -16,8 +16,10 @@
 #include <fstream>
 #include <functional>
 #include <iostream>
+#include <set>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "lib/base/random.h"
@@ -503,6 +505,91 @@ TEST_CASE("a folder of mode 0555 is read-only with its errno") {
   const auto writer = storage::FileStorage::Open(Options(root));
   CHECK(CodeOf(writer.status()) == Code::kReadOnly);
   CHECK(base::NativeCodeOf(writer.status()) == EACCES);
+}
+
+TEST_CASE("missing folders above the directory are made, are the owner's alone, and are flushed") {
+  TempDir directory;
+  FaultyOs os;
+  std::set<std::string> flushed;
+  os.FailWhere(
+      [&](OsCall call, const char* path) {
+        if (call == OsCall::kOpen) flushed.insert(path);
+        return false;
+      },
+      EIO);
+  storage::FileOptions options = Options(directory / "a/b/store");
+  options.os = &os;
+  const Store store = Open(options);
+  for (const char* made : {"a", "a/b", "a/b/store"}) CHECK(ModeOf(directory / made) == 0700);
+  REQUIRE(PutNow(*store, KeyOf(1), "one").status.ok());
+  flushed.clear();
+  REQUIRE(store->Sync().ok());
+  for (const char* above : {"..", "../..", "../../.."}) CHECK(flushed.count(above) == 1);  // relative to the store
+  CHECK(flushed.count("../../../..") == 0);
+}
+
+TEST_CASE("a directory that cannot be made says why, with the folder and the errno at fault") {
+  TempDir directory;
+  Spill(directory / "file", "");
+  const auto failure = [](const storage::FileOptions& options) {
+    const absl::Status status = storage::FileStorage::Open(options).status();
+    return std::tuple(CodeOf(status), base::NativeCodeOf(status), std::string(status.message()));
+  };
+  for (const char* below : {"file/store", "file/deep/store"}) {
+    const auto [code, error, message] = failure(Options(directory / below));
+    CHECK(code == Code::kIo);
+    CHECK(error == ENOTDIR);
+    CHECK(message.find(directory / "file") != std::string::npos);
+  }
+  // Nothing can be made in a folder, be it the last one or one further up.
+  for (const int refusal : {EACCES, EROFS, ENOSPC, ENOENT}) {
+    for (const char* path : {"store", "deep/store", "deep/down/store"}) {
+      CAPTURE(refusal, path);
+      FaultyOs os;
+      os.FailWhere(
+          [&](OsCall call, const char* made) {
+            return call == OsCall::kMakeFolder && std::string(made).find(directory.path()) == 0 &&
+                   std::string(made) != directory.path();
+          },
+          refusal);
+      // Those further down are then missing for another reason than the first.
+      storage::FileOptions options = Options(directory / path);
+      options.os = &os;
+      const auto [code, error, message] = failure(options);
+      CHECK(code == (refusal == ENOSPC ? Code::kNoSpace : refusal == ENOENT ? Code::kIo : Code::kReadOnly));
+      CHECK(error == refusal);
+    }
+  }
+  CHECK(FilesIn(directory.path()) == 1);
+  fs::create_symlink(directory / "nowhere", directory / "link");
+  for (const char* path : {"link", "link/store"}) {
+    const auto [code, error, message] = failure(Options(directory / path));
+    CHECK(code == Code::kIo);
+    CHECK(error == ENOENT);
+  }
+}
+
+TEST_CASE("below a folder that may not be written to, the folder that could not be made is named") {
+  TempDir directory;
+  const std::string above = directory / "above";
+  fs::create_directory(above);
+  FaultyOs os;
+  os.FailWhere([&](OsCall call, const char* made) { return call == OsCall::kMakeFolder && above + "/deep" == made; },
+               EACCES);
+  storage::FileOptions options = Options(above + "/deep/store");
+  options.os = &os;
+  const absl::Status refused = storage::FileStorage::Open(options).status();
+  CHECK(CodeOf(refused) == Code::kReadOnly);
+  CHECK(base::NativeCodeOf(refused) == EACCES);
+  CHECK(std::string(refused.message()).find(above + "/deep:") != std::string::npos);
+  if (geteuid() == 0) {
+    std::cout << "skipped: modes do not bind root\n";
+    return;
+  }
+  REQUIRE(chmod(above.c_str(), 0555) == 0);
+  const absl::Status status = storage::FileStorage::Open(Options(above + "/deep/store")).status();
+  CHECK(CodeOf(status) == Code::kReadOnly);
+  CHECK(base::NativeCodeOf(status) == EACCES);
 }
 
 TEST_CASE("a reader changes nothing") {
