@@ -6,8 +6,8 @@ find_package(zstd REQUIRED CONFIG)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 # The cpu kernels' portable vectors. Its headers alone are used: its library, which may abort, is not linked.
-find_path(KVSTRATA_HIGHWAY_INCLUDE_DIR hwy/highway.h REQUIRED)
-mark_as_advanced(KVSTRATA_HIGHWAY_INCLUDE_DIR)
+find_path(HIGHWAY_INCLUDE_DIR hwy/highway.h REQUIRED)
+mark_as_advanced(HIGHWAY_INCLUDE_DIR)
 # JSON is read in one place only, a model's config.json (lib/layout); header-only.
 find_package(nlohmann_json 3.9 REQUIRED CONFIG)
 if(KVSTRATA_BUILD_TESTS)
