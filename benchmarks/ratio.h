@@ -26,9 +26,10 @@ double SecondsOf(Function&& function) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// `measured` and `reference` do comparable work and each check their own result. `goal` as ">=0.85" or "<=2.0".
+// Runs both in alternation and prints the median of the pairs' quotients: seconds of `measured` over seconds of
+// `reference`, or with `inverse` the other way round.
 template <typename Measured, typename Reference>
-void PrintRatio(const char* name, const char* goal, Measured&& measured, Reference&& reference) {
+void PrintPairs(const char* name, const char* goal, Measured&& measured, Reference&& reference, bool inverse) {
   measured();
   reference();
   std::vector<double> ratios;
@@ -43,12 +44,26 @@ void PrintRatio(const char* name, const char* goal, Measured&& measured, Referen
       second = SecondsOf(reference);
       first = SecondsOf(measured);
     }
-    ratios.push_back(first / second);
+    ratios.push_back(inverse ? second / first : first / second);
   }
   std::sort(ratios.begin(), ratios.end());
   std::printf("ratio %s %.3f goal %s spread %.3f..%.3f pairs %d\n", name, ratios[kPairs / 2], goal, ratios[kPairs / 4],
               ratios[kPairs - 1 - kPairs / 4], kPairs);
   std::fflush(stdout);
+}
+
+// What `measured` costs: its time over the time of `reference`. `measured` and `reference` do comparable work and each
+// check their own result. `goal` as "<=2.0".
+template <typename Measured, typename Reference>
+void PrintRatio(const char* name, const char* goal, Measured&& measured, Reference&& reference) {
+  PrintPairs(name, goal, measured, reference, false);
+}
+
+// What `measured` reaches: the time of `reference` over its time. Where `reference` is a roofline, VALUE is the share
+// of it; where it is slower code, VALUE is the speedup. `goal` as ">=0.85".
+template <typename Measured, typename Reference>
+void PrintShare(const char* name, const char* goal, Measured&& measured, Reference&& reference) {
+  PrintPairs(name, goal, measured, reference, true);
 }
 
 }  // namespace kvstrata::benchmarks
