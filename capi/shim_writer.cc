@@ -27,9 +27,9 @@ absl::Status OpenWriter(kvstrata_namespace* name_space, const kvstrata_match* ma
   writer.start_tokens = options->start_tokens;
   writer.wait_ms = options->wait_ms;
   writer.stream = options->stream;
-  absl::StatusOr<std::unique_ptr<engine::Writer>> opened =
-      engine::Writer::Open(name_space->cache, name_space->name_space, name_space->policy,
-                           match == nullptr ? nullptr : match->match.get(), writer);
+  absl::StatusOr<std::unique_ptr<engine::Writer>> opened = engine::Writer::Open(
+      name_space->cache, name_space->name_space, name_space->policy, match == nullptr ? nullptr : match->match.get(),
+      options->plan == nullptr ? nullptr : options->plan->plan.get(), writer);
   if (!opened.ok()) return opened.status();
   *out = new kvstrata_writer{*std::move(opened)};
   return absl::OkStatus();

@@ -77,11 +77,12 @@ void Agent::Prefill(Progress& progress, std::span<const int32_t> prompt, uint64_
   }
 }
 
-void Agent::Restore(std::span<const int32_t> prompt, kvstrata::match& match, Outcome& outcome) {
+kvstrata::restore_plan Agent::Restore(std::span<const int32_t> prompt, kvstrata::match& match, Outcome& outcome) {
   const kvstrata::match_info info = Need(match.info(), "match");
+  kvstrata::restore_plan plan;
   kvstrata::plan_result done{};
   if (info.usable_tokens != 0) {
-    kvstrata::restore_plan plan = Need(match.plan(), "plan");
+    plan = Need(match.plan(), "plan");
     Need(plan.start(mini_engine::MakeBuffers(engine_)), "restore");
     done = Need(plan.wait(), "restore");
   }
@@ -95,6 +96,7 @@ void Agent::Restore(std::span<const int32_t> prompt, kvstrata::match& match, Out
   outcome.replayed_tokens = done.usable_tokens - done.replay_from;
   outcome.recomputed_tokens = prompt.size() - done.usable_tokens;
   outcome.bytes_read = done.bytes_read;
+  return plan;
 }
 
 Answer Agent::AnswerStored(kvstrata::writer& writer, uint64_t count, std::span<const int32_t> recorded) {
@@ -143,13 +145,12 @@ Outcome Agent::Serve(const std::string& scenario, std::span<const int32_t> promp
                          mode_bit(kvstrata::resume_mode::full_replay);
   lookup.prefill_tokens_per_second = prefill_tokens_per_second_;
   kvstrata::match match = Need(name_space_.lookup(tokens, lookup), "lookup");
-  Restore(prompt, match, outcome);
+  const kvstrata::restore_plan plan = Restore(prompt, match, outcome);
   outcome.restore_s = SecondsSince(begin);
 
   kvstrata::writer_options writing;
-  writing.start_tokens = outcome.usable_tokens;
-  kvstrata::writer writer =
-      Need(name_space_.open_writer(outcome.usable_tokens != 0 ? &match : nullptr, writing), "writer");
+  writing.restored = &plan;
+  kvstrata::writer writer = Need(name_space_.open_writer(nullptr, writing), "writer");
   Need(writer.set_sources(mini_engine::MakeBuffers(engine_)), "sources");
   // The engine stops where the cache wants a snapshot, and at the end of the prompt.
   std::vector<uint64_t> stops = Need(writer.snapshot_positions(tokens), "snapshot positions");

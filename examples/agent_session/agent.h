@@ -47,7 +47,8 @@ class Agent {
  private:
   // Runs prompt[from..until) with progress; the engine is at `from`.
   void Prefill(Progress& progress, std::span<const int32_t> prompt, uint64_t until);
-  void Restore(std::span<const int32_t> prompt, kvstrata::match& match, Outcome& outcome);
+  // The plan, which a writer goes on from; an empty handle where nothing was found.
+  kvstrata::restore_plan Restore(std::span<const int32_t> prompt, kvstrata::match& match, Outcome& outcome);
   Answer AnswerStored(kvstrata::writer& writer, uint64_t count, std::span<const int32_t> recorded);
   Answer AnswerCold(std::span<const int32_t> prompt, uint64_t count, std::span<const int32_t> recorded,
                     Outcome& outcome);

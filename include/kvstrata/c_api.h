@@ -831,13 +831,16 @@ typedef struct kvstrata_writer_options {
   uint32_t restart_multiple; /* snapshots are taken only at multiples of it; 0 = 1                                  */
   uint32_t reserved0;
   uint64_t start_tokens;     /* with a match: tokens whose rows are already in the sources; 0 = the match's usable
-                                length. A shortened plan's usable_tokens goes here.                                 */
+                                length. After a restore give the plan instead.                                      */
   uint64_t wait_ms;          /* how long advance may wait for staging memory before it drops a block; 0 = 1,000     */
   void* stream;              /* the device's stream for device sources                                              */
+  const kvstrata_plan* plan; /* the restore that brought the rows: the writer starts at its result's usable_tokens, be
+                                that 0; excludes start_tokens. KVSTRATA_E_INVALID_STATE before the plan has ended   */
 } kvstrata_writer_options;
 
-/* A writer for one sequence. With a match, it continues (or forks from) the match's prompt at start_tokens; else it
- * starts empty. `match` and `options` may be NULL; the match may be destroyed afterwards. */
+/* A writer for one sequence. With a match or a plan, it continues (or forks from) their prompt at start_tokens or at
+ * the plan's result; else it starts empty. `match` and `options` may be NULL; with a plan, `match` is NULL or the one
+ * that the plan was made from. Match and plan may be destroyed afterwards. */
 KVSTRATA_API kvstrata_status kvstrata_writer_open(kvstrata_namespace* name_space, const kvstrata_match* match,
                                                   const kvstrata_writer_options* options, kvstrata_writer** out,
                                                   kvstrata_error* error);

@@ -12,6 +12,7 @@
 #include "kvstrata/c_api.h"
 #include "kvstrata/cache.hpp"
 #include "kvstrata/handle.hpp"
+#include "kvstrata/plan.hpp"
 #include "kvstrata/result.hpp"
 #include "kvstrata/views.hpp"
 
@@ -24,10 +25,12 @@ struct writer_options {
   bool no_admit = false;  ///< keeps the chain but stores nothing new
   bool no_snapshots = false;
   std::uint32_t restart_multiple = 0;  ///< snapshots only at multiples of it; 0 = 1
-  std::uint64_t start_tokens =
-      0;                      ///< with a match: tokens whose rows are already in the sources; 0 = its usable length
+  /// With a match: tokens whose rows are already in the sources; 0 = its usable length.
+  std::uint64_t start_tokens = 0;
   std::uint64_t wait_ms = 0;  ///< how long advance may wait for staging memory; 0 = 1,000
   void* stream = nullptr;     ///< the device's stream for device sources
+  /// The restore that brought the rows, when it has ended: the writer starts at its result, be that 0.
+  const restore_plan* restored = nullptr;
 
   kvstrata_writer_options to_c() const noexcept {
     auto out = detail::sized<kvstrata_writer_options>();
@@ -37,6 +40,7 @@ struct writer_options {
     out.start_tokens = start_tokens;
     out.wait_ms = wait_ms;
     out.stream = stream;
+    out.plan = restored != nullptr ? restored->get() : nullptr;
     return out;
   }
 };

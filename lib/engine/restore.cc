@@ -260,6 +260,7 @@ void RestorePlan::Cancel() {
     cancelled_ = true;
     if (result_.state == RestoreState::kCreated) {
       result_.state = RestoreState::kCancelled;
+      result_.plan = {};
       result_.status = base::MakeStatus(base::Code::kCancelled, "plan", "cancelled before it started");
     }
   }

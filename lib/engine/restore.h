@@ -72,6 +72,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   ~RestorePlan();
 
   bool InOwnerProcess() const { return match_->cache->InOwnerProcess(); }
+  const std::shared_ptr<MatchState>& match() const { return match_; }
   const std::vector<Segment>& segments() const { return segments_; }
   absl::Status Start(std::vector<BufferDesc> destinations);
   RestoreResult Poll() const;

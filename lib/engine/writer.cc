@@ -19,13 +19,47 @@ void CompletePut(void* user, const storage::Result& result) {
   cache->FinishPut(put, result.status);
 }
 
+// Where in a match's prompt a writer begins, and how the engine got there.
+struct Beginning {
+  const MatchState* match = nullptr;
+  uint64_t tokens = 0;
+  plan::Mode mode = plan::Mode::kNone;
+};
+
+absl::StatusOr<Beginning> BeginningOf(const Match* match, const RestorePlan* restored, uint64_t start_tokens) {
+  if (restored != nullptr) {
+    if (match != nullptr && match->state() != restored->match()) {
+      return base::InvalidArgument("options.plan", "was made from another match");
+    }
+    if (start_tokens > 0) return base::InvalidArgument("options.start_tokens", "excludes options.plan");
+    const RestoreResult result = restored->Poll();
+    if (result.state == RestoreState::kCreated || result.state == RestoreState::kRunning) {
+      return base::MakeStatus(base::Code::kInvalidState, "options.plan", "has not ended");
+    }
+    return Beginning{restored->match().get(), result.plan.usable_tokens, result.plan.mode};
+  }
+  if (match == nullptr) {
+    if (start_tokens > 0) return base::InvalidArgument("options.start_tokens", "needs a match");
+    return Beginning{};
+  }
+  const uint64_t tokens = start_tokens == 0 ? match->plan().usable_tokens : start_tokens;
+  const uint64_t most = match->state()->prompt.size();
+  if (tokens > most) {
+    return base::InvalidArgument("options.start_tokens",
+                                 std::to_string(tokens) + " > the prompt's " + std::to_string(most));
+  }
+  return Beginning{match->state().get(), tokens, match->plan().mode};
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache>& cache,
                                                      const std::shared_ptr<NameSpace>& name_space,
                                                      const plan::SnapshotPolicy& policy, const Match* match,
-                                                     const WriterOptions& options) {
+                                                     const RestorePlan* restored, const WriterOptions& options) {
   if (absl::Status status = cache->CheckUsable(); !status.ok()) return status;
+  const absl::StatusOr<Beginning> begin = BeginningOf(match, restored, options.start_tokens);
+  if (!begin.ok()) return begin.status();
   std::unique_ptr<Writer> writer(new Writer());
   writer->cache_ = cache;
   writer->name_space_ = name_space;
@@ -34,30 +68,22 @@ absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache
   writer->progress_ = std::make_shared<WriterProgress>();
   writer->sources_.resize(name_space->layout.streams().size());
   if (cache->options().read_only) writer->options_.no_admit = true;
-  if (match == nullptr) {
-    if (options.start_tokens > 0) return base::InvalidArgument("start_tokens", "needs a match");
-    return writer;
-  }
-  const MatchState& state = *match->state();
-  if (state.name_space != name_space) return base::InvalidArgument("match", "is of another namespace");
-  const uint64_t start = options.start_tokens == 0 ? match->plan().usable_tokens : options.start_tokens;
-  if (start > state.prompt.size()) {
-    return base::InvalidArgument("start_tokens",
-                                 std::to_string(start) + " > the prompt's " + std::to_string(state.prompt.size()));
+  if (begin->match == nullptr) return writer;
+  const MatchState& state = *begin->match;
+  if (state.name_space != name_space) {
+    return base::InvalidArgument(restored == nullptr ? "match" : "options.plan", "is of another namespace");
   }
   writer->prompt_ = state.prompt;
-  writer->prompt_.Truncate(start);
-  writer->computed_ = start;
-  writer->reached_ = start;
-  if (match->plan().mode == plan::Mode::kFullReplay && start > 0) writer->rebuilt_at_ = start;
-  writer->stored_blocks_ = std::min(start / name_space->facts.block_tokens, state.matched_blocks);
+  writer->prompt_.Truncate(begin->tokens);
+  writer->computed_ = begin->tokens;
+  writer->reached_ = begin->tokens;
+  if (begin->mode == plan::Mode::kFullReplay && begin->tokens > 0) writer->rebuilt_at_ = begin->tokens;
+  writer->stored_blocks_ = std::min(begin->tokens / name_space->facts.block_tokens, state.matched_blocks);
   for (uint64_t i = 0; i < writer->stored_blocks_; ++i) writer->keys_.push_back(state.blocks[i].key);
   return writer;
 }
 
-Deadline Writer::WaitDeadline() const {
-  return DeadlineAfterMs(options_.wait_ms == 0 ? 1'000 : options_.wait_ms);
-}
+Deadline Writer::WaitDeadline() const { return DeadlineAfterMs(options_.wait_ms == 0 ? 1'000 : options_.wait_ms); }
 
 base::BlockDigest Writer::BoundaryKey(uint64_t depth) {
   const uint32_t block_tokens = name_space_->facts.block_tokens;

@@ -20,6 +20,7 @@
 #include "lib/engine/io.h"
 #include "lib/engine/match.h"
 #include "lib/engine/put.h"
+#include "lib/engine/restore.h"
 #include "lib/plan/snapshot_policy.h"
 
 namespace kvstrata::core::engine {
@@ -41,11 +42,11 @@ struct CommitInfo {
 
 class Writer {
  public:
-  // `match` may be null.
+  // `match` and `restored` may be null. With `restored`, the writer begins where that restore ended.
   static absl::StatusOr<std::unique_ptr<Writer>> Open(const std::shared_ptr<Cache>& cache,
                                                       const std::shared_ptr<NameSpace>& name_space,
                                                       const plan::SnapshotPolicy& policy, const Match* match,
-                                                      const WriterOptions& options);
+                                                      const RestorePlan* restored, const WriterOptions& options);
 
   absl::Status SetSource(BufferDesc desc);
   absl::Status Advance(std::span<const int32_t> ids, std::vector<ExtraKey> keys, uint64_t computed_length);

@@ -59,7 +59,7 @@ class Runner {
   kvstrata_lookup_options MakeLookup(const Sequence& prompt);
   MatchHandle LookUp(Sequence& prompt, const kvstrata_lookup_options& options, kvstrata_match_info* info);
   void CheckInfo(const kvstrata_match_info& info, const Sequence& prompt, const kvstrata_lookup_options& options);
-  void OpenWriter(Session& session, const kvstrata_match* match, uint64_t start);
+  void OpenWriter(Session& session, const kvstrata_match* match, const kvstrata_plan* restored, uint64_t start);
   void Prefill(Session& session, Sequence& prompt);
   std::vector<uint64_t> WantedPositions(Session& session, Sequence& prompt);
   void Advance(Session& session, uint64_t to);
@@ -299,11 +299,12 @@ void Runner::LookUpOnly() {
   if (options.flags != 0) CHECK(info.leased == 0);
 }
 
-void Runner::OpenWriter(Session& session, const kvstrata_match* match, uint64_t start) {
+void Runner::OpenWriter(Session& session, const kvstrata_match* match, const kvstrata_plan* restored, uint64_t start) {
   Error error;
   auto options = Sized<kvstrata_writer_options>();
   options.restart_multiple = run_.kind.restart_multiple;
   options.start_tokens = start;
+  options.plan = restored;
   const kvstrata_status status = kvstrata_writer_open(space_.get(), match, &options, Out(session.writer), &error);
   INFO(Describe(status, error));
   REQUIRE(status == KVSTRATA_OK);
@@ -317,13 +318,14 @@ void Runner::Begin(Sequence prompt) {
   Session session{
       std::make_unique<FakeEngine>(run_.kind, run_.max_tokens, run_.device, rng_.Next()), {}, PrefixModel(layout_)};
   FakeEngine& engine = *session.engine;
+  PlanHandle restored;
   if (info.mode != KVSTRATA_MODE_NONE && rng_.Chance(95)) {
     RestoreOptions restore;
     restore.early_release = rng_.Chance(50);
     restore.by_layer = rng_.Chance(50);
     restore.hole_percent = rng_.Chance(40) ? run_.hole_percent : 0;
     auto result = Sized<kvstrata_plan_result>();
-    const std::string fault = engine.Restore(match.get(), prompt, restore, &result);
+    const std::string fault = engine.Restore(match.get(), prompt, restore, &result, &restored);
     INFO(fault);
     REQUIRE(fault.empty());
     const kvstrata_stats stats = Stats();
@@ -338,9 +340,15 @@ void Runner::Begin(Sequence prompt) {
     engine.Compute(held);
   }
   const uint64_t start = engine.computed();
-  // The start is the match's own length where it is left out; without a match a writer starts empty.
-  const bool implied = start == info.usable_tokens && rng_.Chance(50);
-  OpenWriter(session, start == 0 ? nullptr : match.get(), implied ? 0 : start);
+  // Three ways to say where the writer starts: the plan, with or without its match; a match and a length; a match alone
+  // that has kept its promise. Without any a writer starts empty.
+  if (restored != nullptr && rng_.Chance(50)) {
+    OpenWriter(session, rng_.Chance(50) ? match.get() : nullptr, restored.get(), 0);
+  } else {
+    const bool implied = start == info.usable_tokens && rng_.Chance(50);
+    OpenWriter(session, start == 0 ? nullptr : match.get(), nullptr, implied ? 0 : start);
+  }
+  restored.reset();
   if (rng_.Chance(70)) match.reset();
   Prefill(session, prompt);
   sessions_.push_back(std::move(session));

@@ -111,12 +111,13 @@ void RunRequest(Stage* stage, kvstrata_namespace* space, bool may_vanish, Rng* r
   auto info = Sized<kvstrata_match_info>();
   stage->Expect(kvstrata_match_get_info(match.get(), &info, nullptr), "get_info");
   FakeEngine engine(stage->kind, kTokens + 20, nullptr, rng->Next());
+  PlanHandle plan;
   if (info.mode != KVSTRATA_MODE_NONE) {
     RestoreOptions restore;
     restore.early_release = rng->Chance(50);
     restore.expect_faults = stage->closing;
     auto result = Sized<kvstrata_plan_result>();
-    const std::string fault = engine.Restore(match.get(), prompt, restore, &result);
+    const std::string fault = engine.Restore(match.get(), prompt, restore, &result, &plan);
     if (!fault.empty()) {
       if (!stage->closing) stage->Fault("restore: " + fault);
       return;
@@ -127,12 +128,13 @@ void RunRequest(Stage* stage, kvstrata_namespace* space, bool may_vanish, Rng* r
     stage->restored += result.usable_tokens;
   }
   auto writing = Sized<kvstrata_writer_options>();
-  writing.start_tokens = engine.computed();
+  writing.plan = plan.get();
   WriterHandle writer;
-  status = kvstrata_writer_open(space, engine.computed() == 0 ? nullptr : match.get(), &writing, Out(writer), nullptr);
+  status = kvstrata_writer_open(space, nullptr, &writing, Out(writer), nullptr);
   stage->Expect(status, "writer_open");
   if (status != KVSTRATA_OK) return;
   match.reset();
+  plan.reset();
   uint64_t told = engine.computed();
   engine.sequence() = prompt;
   for (uint64_t step = 0; step < 3; ++step) {

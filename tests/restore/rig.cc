@@ -177,12 +177,12 @@ void Rig::Open() {
   name_space_ = Need(cache_.open_namespace(layout, mini_engine::MakeIdentity(*model_, "tests"), policy), "namespace");
 }
 
-mini_engine::Resume Rig::Restore(kvstrata::match& match, Served& served) {
+mini_engine::Resume Rig::Restore(kvstrata::match& match, kvstrata::restore_plan& plan, Served& served) {
   const kvstrata::match_info info = Need(match.info(), "match");
   served.reason = static_cast<kvstrata::reason>(info.reason);
   served.matched_tokens = info.matched_tokens;
   if (info.usable_tokens == 0) return {};
-  kvstrata::restore_plan plan = Need(match.plan(), "plan");
+  plan = Need(match.plan(), "plan");
   Need(plan.start(mini_engine::MakeBuffers(*engine_)), "start");
   const kvstrata::plan_result done = Need(plan.wait(), "wait");
   if (done.state != KVSTRATA_PLAN_COMPLETE) throw std::runtime_error("the restore did not complete");
@@ -197,11 +197,12 @@ Served Rig::Serve(std::span<const int32_t> prompt, const ServeOptions& options) 
   kvstrata::lookup_options lookup;
   lookup.allowed_modes = options.allowed_modes;
   kvstrata::match match = Need(name_space_.lookup({prompt.data(), prompt.size()}, lookup), "lookup");
-  mini_engine::Resume resume = Restore(match, served);
+  kvstrata::restore_plan plan;
+  mini_engine::Resume resume = Restore(match, plan, served);
   resume.replay_from += options.skipped_replay_tokens;
   engine_->BeginRestored(resume, options.fault);
   if (options.store) {
-    RunAndStore(prompt, match, resume.usable_tokens, options);
+    RunAndStore(prompt, plan, resume.usable_tokens, options);
   } else {
     engine_->Run(prompt.subspan(engine_->position()));
   }
@@ -209,12 +210,12 @@ Served Rig::Serve(std::span<const int32_t> prompt, const ServeOptions& options) 
   return served;
 }
 
-void Rig::RunAndStore(std::span<const int32_t> prompt, kvstrata::match& match, uint64_t from,
+void Rig::RunAndStore(std::span<const int32_t> prompt, const kvstrata::restore_plan& plan, uint64_t from,
                       const ServeOptions& options) {
   kvstrata::writer_options writing;
-  writing.start_tokens = from;
+  writing.restored = &plan;
   writing.no_snapshots = !options.snapshots;
-  kvstrata::writer writer = Need(name_space_.open_writer(from != 0 ? &match : nullptr, writing), "writer");
+  kvstrata::writer writer = Need(name_space_.open_writer(nullptr, writing), "writer");
   Need(writer.set_sources(mini_engine::MakeBuffers(*engine_)), "sources");
   const kvstrata::token_view tokens(prompt.data(), prompt.size());
   std::vector<uint64_t> stops = options.snapshots_at;

@@ -68,8 +68,9 @@ class Rig {
 
  private:
   void Open();
-  mini_engine::Resume Restore(kvstrata::match& match, Served& served);
-  void RunAndStore(std::span<const int32_t> prompt, kvstrata::match& match, uint64_t from, const ServeOptions& options);
+  mini_engine::Resume Restore(kvstrata::match& match, kvstrata::restore_plan& plan, Served& served);
+  void RunAndStore(std::span<const int32_t> prompt, const kvstrata::restore_plan& plan, uint64_t from,
+                   const ServeOptions& options);
 
   RigOptions options_;
   bool own_directory_ = false;

@@ -285,7 +285,7 @@ void FakeEngine::Complete(const Sequence& prompt, const kvstrata_plan_result& re
 }
 
 std::string FakeEngine::Restore(kvstrata_match* match, const Sequence& prompt, const RestoreOptions& options,
-                                kvstrata_plan_result* result) {
+                                kvstrata_plan_result* result, PlanHandle* ended) {
   Error error;
   auto info = Sized<kvstrata_match_info>();
   kvstrata_status status = kvstrata_match_get_info(match, &info, &error);
@@ -301,6 +301,7 @@ std::string FakeEngine::Restore(kvstrata_match* match, const Sequence& prompt, c
   fault = RunPlan(plan.get(), info, prompt, options, result);
   if (!fault.empty()) return fault;
   Complete(prompt, *result);
+  if (ended != nullptr) *ended = std::move(plan);
   return "";
 }
 

@@ -69,9 +69,10 @@ class FakeEngine {
 
   // Restores what `match` promises for `prompt` into fresh memory and compares every byte of it, guards included:
   // rows that the plan promises hold their content, nothing else has changed. Afterwards the sequence is the prompt's
-  // first usable_tokens tokens, computed (holes, held tokens and replay filled in). "" or what was wrong.
+  // first usable_tokens tokens, computed (holes, held tokens and replay filled in). `ended`, if not null, gets the
+  // plan, which keeps the match's lease. "" or what was wrong.
   std::string Restore(kvstrata_match* match, const Sequence& prompt, const RestoreOptions& options,
-                      kvstrata_plan_result* result);
+                      kvstrata_plan_result* result, PlanHandle* ended = nullptr);
 
   // Poisoned destinations for all that `info` promises; valid until the engine is used otherwise.
   std::vector<kvstrata_buffer> Destinations(const kvstrata_match_info& info, const Sequence& prompt);

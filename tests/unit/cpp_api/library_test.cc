@@ -156,6 +156,34 @@ TEST_CASE("store, look up, restore") {
   CHECK(*name_space->lookup(Tokens(6))->first_difference() == UINT64_MAX);
 }
 
+TEST_CASE("a writer goes on from a restore that brought nothing") {
+  kvstrata::cache cache = OpenMemory();
+  auto name_space = cache.open_namespace(*SmallLayout().build(), Who("a"));
+  REQUIRE(name_space);
+  Store(*name_space, 10);
+  kvstrata::lookup_options unleased;
+  unleased.no_lease = true;
+  auto match = name_space->lookup(Tokens(20), unleased);
+  REQUIRE(match);
+  REQUIRE(cache.trim(0));
+  auto plan = match->plan();
+  REQUIRE(plan);
+  kvstrata::writer_options from;
+  from.restored = &*plan;
+  CHECK(name_space->open_writer(nullptr, from).code() == errc::invalid_state);
+  Engine engine;
+  REQUIRE(plan->start(engine.Buffers()));
+  const auto done = plan->wait();
+  REQUIRE(done);
+  CHECK(done->state == KVSTRATA_PLAN_SHORTENED);
+  CHECK(done->usable_tokens == 0);
+  auto writer = name_space->open_writer(nullptr, from);
+  REQUIRE(writer);
+  const auto info = writer->commit();
+  REQUIRE(info);
+  CHECK(info->sequence_tokens == 0);
+}
+
 TEST_CASE("options reach the library") {
   kvstrata::cache cache = OpenMemory();
   auto name_space = cache.open_namespace(*SmallLayout().build(), Who("a"));

@@ -179,7 +179,7 @@ std::unique_ptr<Match> Store::Lookup(const Tokens& tokens, LookupOptions lookup)
 }
 
 std::unique_ptr<Writer> Store::Begin(const Match* match, const WriterOptions& writer) {
-  auto made = Writer::Open(cache_, space_, policy, match, writer);
+  auto made = Writer::Open(cache_, space_, policy, match, nullptr, writer);
   REQUIRE(made.ok());
   return *std::move(made);
 }

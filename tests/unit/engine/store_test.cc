@@ -225,10 +225,10 @@ TEST_CASE("a writer that goes on from a match stores only what is new") {
   CHECK(BlocksOf(store, longer) == 8);
   WriterOptions options;
   options.start_tokens = 71;
-  CHECK(base::FieldOf(Writer::Open(store.cache_handle(), store.space(), store.policy, match.get(), options).status()) ==
-        "start_tokens");
-  CHECK(base::FieldOf(Writer::Open(store.cache_handle(), store.space(), store.policy, nullptr, options).status()) ==
-        "start_tokens");
+  for (const Match* from : {static_cast<const Match*>(match.get()), static_cast<const Match*>(nullptr)}) {
+    const auto refused = Writer::Open(store.cache_handle(), store.space(), store.policy, from, nullptr, options);
+    CHECK(base::FieldOf(refused.status()) == "options.start_tokens");
+  }
 }
 
 TEST_CASE("rows of a hit that was evicted meanwhile are stored again, and only while the sources still hold them") {
@@ -344,7 +344,7 @@ TEST_CASE("the newest state on the restart grid is held while decoding, and stor
   REQUIRE(store.Step(*writer, Prefix(tokens, 20), 16, 20).ok());
   for (uint64_t to = 21; to <= 45; ++to) REQUIRE(store.Step(*writer, Prefix(tokens, to), to - 1, to).ok());
   CHECK(store.stats().held_snapshots == 1);
-  CHECK(store.stats().staging_bytes > 0);  // the state at 32
+  CHECK(store.stats().staging_bytes > 0);                          // the state at 32
   CHECK(base::CodeOf(writer->Snapshot()) == Code::kInvalidState);  // 45 is off the grid
   REQUIRE(writer->Commit(false, /*output_end=*/true, 0, nullptr).ok());
   CHECK(store.stats().held_snapshots == 2);

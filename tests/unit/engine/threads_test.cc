@@ -56,7 +56,7 @@ class Work {
     const Tokens& tokens = prompts_[i];
     engine::WriterOptions options;
     options.wait_ms = 5;
-    auto writer = Writer::Open(cache_, space_, store_.policy, nullptr, options);
+    auto writer = Writer::Open(cache_, space_, store_.policy, nullptr, nullptr, options);
     if (!writer.ok()) return Closed(writer.status());
     for (uint32_t stream = 0; stream < 2; ++stream) {
       const absl::Status status = (*writer)->SetSource(LinearBuffer(stream, rows_[i].memory[stream]));
