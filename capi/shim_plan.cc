@@ -211,7 +211,10 @@ void kvstrata_plan_destroy(kvstrata_plan* plan) {
   if (plan == nullptr) return;
   // A forked child must not touch the parent's locks; what it inherited it leaves alone.
   if (!plan->plan->InOwnerProcess()) return;
-  kvstrata_plan_cancel(plan);
+  Fence(nullptr, [&]() -> absl::Status {
+    plan->plan->Release();
+    return absl::OkStatus();
+  });
   delete plan;
 }
 

@@ -715,7 +715,8 @@ typedef struct kvstrata_match_info {
 KVSTRATA_API kvstrata_status kvstrata_lookup(kvstrata_namespace* name_space, const kvstrata_tokens* tokens,
                                              const kvstrata_lookup_options* options, kvstrata_match** out,
                                              kvstrata_error* error);
-KVSTRATA_API void kvstrata_match_destroy(kvstrata_match* match); /* ends the lease                                  */
+/* Ends the lease, or leaves it to the plans made from the match: it is over when all of them have been destroyed. */
+KVSTRATA_API void kvstrata_match_destroy(kvstrata_match* match);
 KVSTRATA_API kvstrata_status kvstrata_match_get_info(const kvstrata_match* match, kvstrata_match_info* out,
                                                      kvstrata_error* error);
 /* Prolongs the lease to lease_ms from now (0 = default). KVSTRATA_E_INVALID_STATE if it has already ended. */
@@ -815,7 +816,8 @@ KVSTRATA_API kvstrata_status kvstrata_plan_wait(kvstrata_plan* plan, uint64_t ti
                                                 kvstrata_error* error);
 /* When it has returned, the destinations are never touched again, even if reads are still stuck. */
 KVSTRATA_API void kvstrata_plan_cancel(kvstrata_plan* plan);
-KVSTRATA_API void kvstrata_plan_destroy(kvstrata_plan* plan); /* cancels a running plan                             */
+/* Cancels a running plan, and does not wait for reads that are stuck. */
+KVSTRATA_API void kvstrata_plan_destroy(kvstrata_plan* plan);
 
 /* ------------------------------------------------------------------------------------------------------------------
  * 11. Store

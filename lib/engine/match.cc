@@ -61,7 +61,7 @@ trie::KeySequence KeysOf(const Prompt& prompt, const base::BlockDigest& root, ui
   });
 }
 
-MatchState::~MatchState() {
+LeaseHold::~LeaseHold() {
   if (lease != nullptr) cache->EndLease(lease);
 }
 
@@ -100,6 +100,7 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   state->options = options;
   auto match = std::make_unique<Match>();
   match->state_ = state;
+  match->hold_ = std::make_shared<LeaseHold>(cache);
 
   NameSpace& space = *name_space;
   trie::KeySequence keys = KeysOf(state->prompt, space.trie.root_key(), space.facts.block_tokens);
@@ -139,22 +140,23 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   if (plan.mode != plan::Mode::kNone && !options.no_lease) {
     const trie::NodeRef node =
         plan.read_blocks_to == 0 ? space.trie.root() : state->blocks[plan.read_blocks_to - 1].node;
-    state->lease = cache->TakeLease(name_space, node, snapshot, options.lease_ms);
-    if (state->lease == nullptr) stats.unleased_matches += 1;
+    match->hold_->lease = cache->TakeLease(name_space, node, snapshot, options.lease_ms);
+    if (match->hold_->lease == nullptr) stats.unleased_matches += 1;
   }
   return match;
 }
 
 bool Match::leased() const {
-  if (state_->lease == nullptr) return false;
+  const Lease* lease = hold_->lease.get();
+  if (lease == nullptr) return false;
   base::MutexLock lock(state_->cache->mutex());
-  return state_->lease->active && state_->lease->deadline_ns > state_->cache->NowNs();
+  return lease->active && lease->deadline_ns > state_->cache->NowNs();
 }
 
 absl::Status Match::Renew(uint64_t lease_ms) {
   if (absl::Status status = state_->cache->CheckUsable(); !status.ok()) return status;
   base::MutexLock lock(state_->cache->mutex());
-  if (state_->lease == nullptr || !state_->cache->RenewLease(state_->lease.get(), lease_ms)) {
+  if (hold_->lease == nullptr || !state_->cache->RenewLease(hold_->lease.get(), lease_ms)) {
     return base::MakeStatus(base::Code::kInvalidState, "lease", "there is none, or it has ended");
   }
   return absl::OkStatus();
@@ -164,10 +166,10 @@ absl::Status Match::Limit(uint64_t max_usable_tokens) {
   if (absl::Status status = state_->cache->CheckUsable(); !status.ok()) return status;
   usable_limit_ = max_usable_tokens;
   plan_ = state_->MakePlan(state_->matched_blocks, usable_limit_, {}, state_->match_end);
-  if (state_->lease == nullptr || !plan_.snapshot.has_value()) return absl::OkStatus();
+  if (hold_->lease == nullptr || !plan_.snapshot.has_value()) return absl::OkStatus();
   // A shorter plan reads fewer of the blocks that are pinned, but it may read another snapshot.
   base::MutexLock lock(state_->cache->mutex());
-  if (!state_->cache->AddToLease(state_->lease.get(), state_->snapshots[plan_.snapshot->id].snapshot)) {
+  if (!state_->cache->AddToLease(hold_->lease.get(), state_->snapshots[plan_.snapshot->id].snapshot)) {
     state_->cache->counters().unleased_matches += 1;
   }
   return absl::OkStatus();

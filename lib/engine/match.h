@@ -2,16 +2,19 @@
 // One lookup's result: the matched chain, the snapshots that could serve, the plan made from both, and the lease that
 // keeps its promise.
 //
-// Thread rule: externally synchronised. A restore that was made from a match copies what it needs and shares the lease.
+// Thread rule: externally synchronised. A restore that was made from a match shares what was found, and the lease.
 //
 // Invariants:
 //   I1  blocks[i] is what the index knew of block i at the time of the lookup; what is read later is compared with it.
 //   I2  While the lease is active, nothing that the plan reads is evicted.
+//   I3  The lease ends with the last that holds it: the match, or a restore that its caller has not let go of. A worker
+//       that is still busy with a restore does not hold it.
 #pragma once
 
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "lib/engine/cache.h"
@@ -40,10 +43,19 @@ struct MatchedBlock {
   uint64_t sequence = 0;
 };
 
+// Ends a lease when the last holder lets go.
+struct LeaseHold {
+  explicit LeaseHold(std::shared_ptr<Cache> cache_in) : cache(std::move(cache_in)) {}
+  ~LeaseHold();
+  LeaseHold(const LeaseHold&) = delete;
+  LeaseHold& operator=(const LeaseHold&) = delete;
+
+  const std::shared_ptr<Cache> cache;
+  std::shared_ptr<Lease> lease;  // null: none was given
+};
+
 // All that a restore needs of a lookup; immutable once shared, but for the plan that Limit replaces before that.
 struct MatchState {
-  ~MatchState();
-
   std::shared_ptr<Cache> cache;
   std::shared_ptr<NameSpace> name_space;
   format::NamespaceId life{};
@@ -53,7 +65,6 @@ struct MatchState {
   std::vector<MatchedBlock> blocks;
   std::vector<trie::SnapshotInfo> snapshots;  // candidates, newest position first, tails equal by digest
   plan::Reason match_end = plan::Reason::kAbsent;
-  std::shared_ptr<Lease> lease;
 
   base::BlockDigest BoundaryKey(uint64_t depth) const {
     return depth == 0 ? name_space->trie.root_key() : blocks[depth - 1].key;
@@ -71,6 +82,7 @@ class Match {
 
   const std::shared_ptr<MatchState>& state() const { return state_; }
   const plan::Plan& plan() const { return plan_; }
+  const std::shared_ptr<LeaseHold>& hold() const { return hold_; }
   bool leased() const;
   absl::Status Renew(uint64_t lease_ms);
   absl::Status Limit(uint64_t max_usable_tokens);
@@ -81,6 +93,7 @@ class Match {
  private:
   std::shared_ptr<MatchState> state_;
   plan::Plan plan_;
+  std::shared_ptr<LeaseHold> hold_;
   uint64_t usable_limit_ = kNoPosition;
 };
 

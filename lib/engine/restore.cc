@@ -90,6 +90,7 @@ absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& ma
   restore->buffers_.resize(layout.streams().size());
   if (absl::Status status = restore->MakeSegments(); !status.ok()) return status;
   base::MutexLock lock(restore->mutex_);
+  restore->hold_ = match.hold();
   restore->result_.plan = restore->plan_;
   restore->result_.layers_total = restore->layers_.size();
   return restore;
@@ -265,6 +266,13 @@ void RestorePlan::Cancel() {
     }
   }
   Finish(RestoreState::kCancelled, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled"));
+}
+
+void RestorePlan::Release() {
+  Cancel();
+  std::shared_ptr<LeaseHold> hold;  // let go of without the lock
+  base::MutexLock lock(mutex_);
+  hold.swap(hold_);
 }
 
 // --- the work ----------------------------------------------------------------------------------------------------

@@ -80,6 +80,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   absl::Status WaitLayers(uint64_t layers, uint64_t timeout_ms, RestoreResult* result);
   absl::Status Wait(uint64_t timeout_ms, RestoreResult* result);
   void Cancel();
+  // For the caller's last word: cancels, and lets go of the lease. A worker may be busy with the reads for longer.
+  void Release();
 
  private:
   // How one attempt at a plan ended, when it did not succeed.
@@ -167,6 +169,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   RestoreResult result_ ABSL_GUARDED_BY(mutex_);
+  std::shared_ptr<LeaseHold> hold_ ABSL_GUARDED_BY(mutex_);
   bool cancelled_ ABSL_GUARDED_BY(mutex_) = false;
   bool signalling_ ABSL_GUARDED_BY(mutex_) = false;  // a signal, or the end's counting, is under way
 };

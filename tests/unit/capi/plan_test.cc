@@ -201,6 +201,44 @@ TEST_CASE("after a cancel has returned the destinations are never touched, even 
   CHECK(allocator.mismatches() == 0);
 }
 
+TEST_CASE("when match and plan have been destroyed the lease is gone, whatever the workers still do", "[capi]") {
+  enum class End { kWaited, kCancelled, kDestroyed, kStuck, kNotStarted };
+  LinearWorld world;
+  world.options.io_threads = 4;
+  world.Open();
+  const Sequence stored = RandomSequence(1, 200);
+  world.StoreSequence(stored);
+  for (const End end : {End::kWaited, End::kCancelled, End::kDestroyed, End::kStuck, End::kNotStarted}) {
+    for (int round = 0; round < 50; ++round) {
+      CAPTURE(static_cast<int>(end), round);
+      auto info = Sized<kvstrata_match_info>();
+      MatchHandle match = world.LookUp(stored, &info);
+      REQUIRE(info.leased == 1);
+      REQUIRE(world.Stats().leased_bytes > 0);
+      auto options = Sized<kvstrata_plan_options>();
+      options.flags = round % 4 < 2 ? KVSTRATA_PLAN_EARLY_RELEASE : 0;
+      PlanHandle plan = MakePlan(match.get(), options);
+      const auto destinations = world.Destinations();
+      if (end == End::kStuck) c_store_hold(world.store.get(), kHoldGets);
+      if (end != End::kNotStarted) {
+        REQUIRE(kvstrata_plan_start(plan.get(), destinations.data(), 4, 0, nullptr) == KVSTRATA_OK);
+      }
+      if (end == End::kWaited) REQUIRE(kvstrata_plan_wait(plan.get(), UINT64_MAX, nullptr, nullptr) == KVSTRATA_OK);
+      if (end == End::kCancelled) kvstrata_plan_cancel(plan.get());
+      if (end == End::kStuck) REQUIRE(WaitFor([&] { return c_store_count(world.store.get()).waiting != 0; }));
+      // In either order, and with the lease held until the second.
+      if (round % 2 == 0) match.reset();
+      if (round % 2 == 1) plan.reset();
+      REQUIRE(world.Stats().leased_bytes > 0);
+      match.reset();
+      plan.reset();
+      REQUIRE(world.Stats().leased_bytes == 0);
+      if (end == End::kStuck) c_store_let_go(world.store.get());
+    }
+  }
+  CHECK(world.Stats().restores_failed == 0);
+}
+
 TEST_CASE("a restore's own deadline makes what has not arrived a miss", "[capi]") {
   LinearWorld world;
   world.Open();

@@ -308,6 +308,7 @@ Restored Store::Restore(const Match& match, const Tokens& tokens, const RestoreO
     CheckDestination(memory, tokens, usable ? out.result.plan : core::plan::Plan{},
                      out.result.state == RestoreState::kComplete);
   }
+  (*plan)->Release();
   return out;
 }
 
