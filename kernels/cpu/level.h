@@ -12,11 +12,13 @@
 //   #undef HWY_TARGET_INCLUDE
 //   #define HWY_TARGET_INCLUDE "kernels/cpu/formats.cc"
 //   #include "kernels/cpu/targets-inl.h"          // foreach_target.h and highway.h, with our choice of targets
+//   #if KVSTRATA_CPU_VECTORS                      // not in the pass of a target without vectors
 //   HWY_BEFORE_NAMESPACE();
 //   namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
-//   namespace { ...; [[maybe_unused]] void Fill(kvstrata_kernels& table) { ... } }
+//   namespace { ...; void Fill(kvstrata_kernels& table) { ... } }
 //   }
 //   HWY_AFTER_NAMESPACE();
+//   #endif
 //   #if HWY_ONCE
 //   namespace kvstrata::kernels::cpu { KVSTRATA_CPU_FILL(FillFormats, Fill) }
 //   #endif

@@ -14,6 +14,11 @@
 #include "hwy/foreach_target.h"
 #include "hwy/highway.h"
 
+// True in the passes whose target has vectors: kernels are compiled in those alone, as no level calls the others.
+#ifndef KVSTRATA_CPU_VECTORS
+#define KVSTRATA_CPU_VECTORS (HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128)
+#endif
+
 #ifndef KVSTRATA_CPU_FILL
 // KVSTRATA_CPU_FILL(NAME, FUNCTION) defines cpu::NAME(level, table) as a call of FUNCTION in the namespace of the
 // level's target. Highway's emulation of vectors is slower than the compiler's own vector code of the reference, so
