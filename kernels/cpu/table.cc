@@ -21,6 +21,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   table.level = static_cast<uint32_t>(named.level);
   table.name = named.name;
   FillFormats(named.level, table);
+  FillAttention(named.level, table);
   return table;
 }
 

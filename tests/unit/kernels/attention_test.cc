@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention against a direct computation in double, and its independence from chunking and storage form.
+// Attention against a direct computation in double, at every level, and what it refuses. Forms of rows and partitions:
+// attention_forms_test.cc.
 #include <algorithm>
 
 #include "tests/unit/kernels/kernel_test.h"
@@ -64,15 +65,15 @@ kvstrata_attention_args MakeArgs(const Problem& p, Global global) {
   return a;
 }
 
-std::vector<float> Run(kvstrata_attention_args a) {
+std::vector<float> Run(const kvstrata_kernels& level, kvstrata_attention_args a) {
   uint64_t bytes = 0;
-  REQUIRE(Reference().attention_workspace_bytes(&a, &bytes) == 0);
+  REQUIRE(level.attention_workspace_bytes(&a, &bytes) == 0);
   std::vector<float> workspace(bytes / sizeof(float));
   std::vector<float> output(a.tokens * kHeads * kWidth);
   a.workspace = workspace.data();
   a.workspace_bytes = bytes;
   a.output = output.data();
-  REQUIRE(Reference().attention(&a, nullptr) == 0);
+  REQUIRE(level.attention(&a, nullptr) == 0);
   return output;
 }
 
@@ -133,12 +134,15 @@ TEST_CASE("attention follows the formula for window-only, all-entries and picked
   const uint64_t seed = 91;
   INFO("seed " << seed);
   const Problem p = MakeProblem(seed);
-  for (const Global global : {Global::kNone, Global::kAll, Global::kPicks}) {
-    CHECK(Worst(Run(MakeArgs(p, global)), p, global, true) < kTolerance);
-    kvstrata_attention_args a = MakeArgs(p, global);
-    a.sinks = nullptr;
-    CHECK(Worst(Run(a), p, global, false) < kTolerance);
-    CHECK(Worst(Run(a), p, global, true) > 100 * kTolerance);  // the sink matters
+  for (const kvstrata_kernels* level : Levels()) {
+    INFO(level->name);
+    for (const Global global : {Global::kNone, Global::kAll, Global::kPicks}) {
+      CHECK(Worst(Run(*level, MakeArgs(p, global)), p, global, true) < kTolerance);
+      kvstrata_attention_args a = MakeArgs(p, global);
+      a.sinks = nullptr;
+      CHECK(Worst(Run(*level, a), p, global, false) < kTolerance);
+      CHECK(Worst(Run(*level, a), p, global, true) > 100 * kTolerance);  // the sink matters
+    }
   }
 }
 
@@ -148,70 +152,76 @@ TEST_CASE("negative control: a window one row short or rows in another order are
   const Problem p = MakeProblem(seed);
   kvstrata_attention_args a = MakeArgs(p, Global::kAll);
   a.window = kWindow - 1;
-  CHECK(Worst(Run(a), p, Global::kAll, true) > 100 * kTolerance);
+  CHECK(Worst(Run(Reference(), a), p, Global::kAll, true) > 100 * kTolerance);
   Problem reversed = p;
   for (uint64_t t = 0; t < kTokens; ++t) {
     std::copy_n(p.window.begin() + static_cast<std::ptrdiff_t>(t * kWidth), kWidth,
                 reversed.window.begin() + static_cast<std::ptrdiff_t>((kTokens - 1 - t) * kWidth));
   }
-  CHECK(Worst(Run(MakeArgs(reversed, Global::kAll)), p, Global::kAll, true) > 100 * kTolerance);
+  CHECK(Worst(Run(Reference(), MakeArgs(reversed, Global::kAll)), p, Global::kAll, true) > 100 * kTolerance);
 }
 
 TEST_CASE("attention does not depend on chunking, nor on linear rows or a ring") {
   const uint64_t seed = 93;
   INFO("seed " << seed);
   const Problem p = MakeProblem(seed);
-  const std::vector<float> expected = Run(MakeArgs(p, Global::kPicks));
-  std::vector<float> chunked, ringed;
-  for (uint64_t t = 0; t < kTokens; ++t) {
-    kvstrata_attention_args a = MakeArgs(p, Global::kPicks);
-    a.tokens = 1;
-    a.first_position = t;
-    a.queries = p.queries.data() + t * kHeads * kWidth;
-    a.picks += t * 3;
-    a.entry_count = (t + 1) / kRatio;
-    // Linear: exactly the rows that the query sees.
-    a.window_first = t + 1 > kWindow ? t + 1 - kWindow : 0;
-    a.window_kv = p.window.data() + a.window_first * kWidth;
-    a.window_rows = t + 1 - a.window_first;
-    const std::vector<float> one = Run(a);
-    chunked.insert(chunked.end(), one.begin(), one.end());
+  for (const kvstrata_kernels* level : Levels()) {
+    INFO(level->name);
+    std::vector<float> chunked, ringed;
+    for (uint64_t t = 0; t < kTokens; ++t) {
+      kvstrata_attention_args a = MakeArgs(p, Global::kPicks);
+      a.tokens = 1;
+      a.first_position = t;
+      a.queries = p.queries.data() + t * kHeads * kWidth;
+      a.picks += t * 3;
+      a.entry_count = (t + 1) / kRatio;
+      // Linear: exactly the rows that the query sees.
+      a.window_first = t + 1 > kWindow ? t + 1 - kWindow : 0;
+      a.window_kv = p.window.data() + a.window_first * kWidth;
+      a.window_rows = t + 1 - a.window_first;
+      const std::vector<float> one = Run(*level, a);
+      chunked.insert(chunked.end(), one.begin(), one.end());
 
-    std::vector<float> ring(11 * kWidth, kNan);
-    for (uint64_t s = a.window_first; s <= t; ++s) {
-      std::copy_n(p.window.begin() + static_cast<std::ptrdiff_t>(s * kWidth), kWidth,
-                  ring.begin() + static_cast<std::ptrdiff_t>(s % 11 * kWidth));
+      std::vector<float> ring(11 * kWidth, kNan);
+      for (uint64_t s = a.window_first; s <= t; ++s) {
+        std::copy_n(p.window.begin() + static_cast<std::ptrdiff_t>(s * kWidth), kWidth,
+                    ring.begin() + static_cast<std::ptrdiff_t>(s % 11 * kWidth));
+      }
+      a.window_kv = ring.data();
+      a.window_ring = 11;
+      const std::vector<float> two = Run(*level, a);
+      ringed.insert(ringed.end(), two.begin(), two.end());
     }
-    a.window_kv = ring.data();
-    a.window_ring = 11;
-    const std::vector<float> two = Run(a);
-    ringed.insert(ringed.end(), two.begin(), two.end());
+    const std::vector<float> expected = Run(*level, MakeArgs(p, Global::kPicks));
+    CHECK(SameBits(chunked, expected));
+    CHECK(SameBits(ringed, expected));
   }
-  CHECK(SameBits(chunked, expected));
-  CHECK(SameBits(ringed, expected));
 }
 
-TEST_CASE("the inverse rotation as a flag equals the separate call") {
+TEST_CASE("the inverse rotation as a flag equals the reference's rotation of what comes without it") {
   const uint64_t seed = 94;
   INFO("seed " << seed);
   const Problem p = MakeProblem(seed);
-  for (const int32_t profile : {KVSTRATA_KERNELS_PROFILE_F, KVSTRATA_KERNELS_PROFILE_Q}) {
-    kvstrata_attention_args a = MakeArgs(p, Global::kAll);
-    a.profile = profile;
-    std::vector<float> apart = Run(a);
-    auto rope = Args<kvstrata_rope_args>();
-    rope.profile = profile;
-    rope.flags = KVSTRATA_KERNELS_ROPE_INVERSE;
-    rope.heads = kHeads;
-    rope.width = kWidth;
-    rope.rope_dims = kRope;
-    rope.tokens = kTokens;
-    rope.values = apart.data();
-    rope.position_step = 1;
-    rope.frequencies = p.frequencies.data();
-    REQUIRE(Reference().rope(&rope, nullptr) == 0);
-    a.flags = KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE;
-    CHECK(SameBits(Run(a), apart));
+  for (const kvstrata_kernels* level : Levels()) {
+    INFO(level->name);
+    for (const int32_t profile : {KVSTRATA_KERNELS_PROFILE_F, KVSTRATA_KERNELS_PROFILE_Q}) {
+      kvstrata_attention_args a = MakeArgs(p, Global::kAll);
+      a.profile = profile;
+      std::vector<float> apart = Run(*level, a);
+      auto rope = Args<kvstrata_rope_args>();
+      rope.profile = profile;
+      rope.flags = KVSTRATA_KERNELS_ROPE_INVERSE;
+      rope.heads = kHeads;
+      rope.width = kWidth;
+      rope.rope_dims = kRope;
+      rope.tokens = kTokens;
+      rope.values = apart.data();
+      rope.position_step = 1;
+      rope.frequencies = p.frequencies.data();
+      REQUIRE(Reference().rope(&rope, nullptr) == 0);
+      a.flags = KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE;
+      CHECK(SameBits(Run(*level, a), apart));
+    }
   }
 }
 
@@ -219,47 +229,66 @@ TEST_CASE("profile Q rounds probabilities and outputs to bf16") {
   const uint64_t seed = 95;
   INFO("seed " << seed);
   const Problem p = MakeProblem(seed);
-  kvstrata_attention_args a = MakeArgs(p, Global::kAll);
-  a.profile = KVSTRATA_KERNELS_PROFILE_Q;
-  const std::vector<float> q = Run(a);
-  a.profile = KVSTRATA_KERNELS_PROFILE_S;
-  CHECK(SameBits(Run(a), q));
-  for (float value : q) REQUIRE(value == ToBf16(value));
-  // Two bf16 roundings (2^-9 relative each) of numbers below 1.
-  CHECK(Worst(q, p, Global::kAll, true) < 2.1 * 0x1p-9);
+  for (const kvstrata_kernels* level : Levels()) {
+    INFO(level->name);
+    kvstrata_attention_args a = MakeArgs(p, Global::kAll);
+    a.profile = KVSTRATA_KERNELS_PROFILE_Q;
+    const std::vector<float> q = Run(*level, a);
+    a.profile = KVSTRATA_KERNELS_PROFILE_S;
+    CHECK(SameBits(Run(*level, a), q));
+    for (float value : q) REQUIRE(value == ToBf16(value));
+    // Two bf16 roundings (2^-9 relative each) of numbers below 1.
+    CHECK(Worst(q, p, Global::kAll, true) < 2.1 * 0x1p-9);
+  }
 }
 
 TEST_CASE("huge logits and sinks do not overflow") {
   Problem p = MakeProblem(96);
   for (float& value : p.queries) value *= 1000.0f;
   p.sinks = {500.0f, -500.0f, 0.0f};
-  for (float value : Run(MakeArgs(p, Global::kAll))) REQUIRE(std::isfinite(value));
+  for (const kvstrata_kernels* level : Levels()) {
+    INFO(level->name);
+    for (float value : Run(*level, MakeArgs(p, Global::kAll))) REQUIRE(std::isfinite(value));
+  }
 }
+
+namespace {
+
+bool Refused(const kvstrata_kernels& level, kvstrata_attention_args a) {
+  std::vector<float> workspace(1 << 16), output(kTokens * kHeads * kWidth, 7.0f);
+  if (a.workspace_bytes == 0) a.workspace_bytes = workspace.size() * sizeof(float);
+  a.workspace = workspace.data();
+  a.output = output.data();
+  const int32_t status = level.attention(&a, nullptr);
+  return status == KVSTRATA_KERNELS_INVALID_ARGUMENT &&
+         std::all_of(output.begin(), output.end(), [](float v) { return v == 7.0f; });
+}
+
+}  // namespace
 
 TEST_CASE("attention refuses rows that are not there and leaves the output alone") {
   const Problem p = MakeProblem(97);
-  const auto refused = [](kvstrata_attention_args a) {
-    std::vector<float> workspace(100), output(kTokens * kHeads * kWidth, 7.0f);
-    a.workspace = workspace.data();
-    a.workspace_bytes = workspace.size() * sizeof(float);
-    a.output = output.data();
-    const int32_t status = Reference().attention(&a, nullptr);
-    return status == KVSTRATA_KERNELS_INVALID_ARGUMENT &&
-           std::all_of(output.begin(), output.end(), [](float v) { return v == 7.0f; });
-  };
-  kvstrata_attention_args a = MakeArgs(p, Global::kAll);
-  a.window_rows = kTokens - 1;
-  CHECK(refused(a));
-  a = MakeArgs(p, Global::kAll);
-  a.entry_count -= 1;
-  CHECK(refused(a));
-  Problem bad = p;
-  bad.picks[3 * 5] = 1;  // query 5 sees entry 0 only
-  CHECK(refused(MakeArgs(bad, Global::kPicks)));
-  bad.picks[3 * 5] = -2;
-  CHECK(refused(MakeArgs(bad, Global::kPicks)));
-  a = MakeArgs(p, Global::kAll);
-  a.ratio = 0;
-  a.pick_count = 3;
-  CHECK(refused(a));
+  for (const kvstrata_kernels* level : Levels()) {
+    INFO(level->name);
+    CHECK_FALSE(Refused(*level, MakeArgs(p, Global::kAll)));
+    kvstrata_attention_args a = MakeArgs(p, Global::kAll);
+    a.window_rows = kTokens - 1;
+    CHECK(Refused(*level, a));
+    a = MakeArgs(p, Global::kAll);
+    a.entry_count -= 1;
+    CHECK(Refused(*level, a));
+    Problem bad = p;
+    bad.picks[3 * 5] = 1;  // query 5 sees entry 0 only
+    CHECK(Refused(*level, MakeArgs(bad, Global::kPicks)));
+    bad.picks[3 * 5] = -2;
+    CHECK(Refused(*level, MakeArgs(bad, Global::kPicks)));
+    a = MakeArgs(p, Global::kAll);
+    a.ratio = 0;
+    a.pick_count = 3;
+    CHECK(Refused(*level, a));
+    a = MakeArgs(p, Global::kAll);
+    REQUIRE(level->attention_workspace_bytes(&a, &a.workspace_bytes) == 0);
+    a.workspace_bytes -= 1;
+    CHECK(Refused(*level, a));
+  }
 }

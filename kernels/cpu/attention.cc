@@ -1,0 +1,417 @@
+// SPDX-License-Identifier: Apache-2.0
+// Core attention in fp32 (reference section 5, steps 3 to 5), for every form of rows and queries.
+//
+// For each query its rows are brought into the workspace as floats, once for all heads, block by block; each block
+// gives its logits while it is in cache. When all logits of a group of heads are there, their true maximum is known (in
+// profiles Q and S a probability is rounded relative to it, so an online softmax would round differently), and a second
+// pass over the rows sums them.
+//
+// I1: what a head gets does not depend on the other heads of the call: every tile of registers, full or not, does the
+//     same operations for a head and a row in the same order.
+//
+// Thread rule: pure functions; calls that write the same memory must not run at once.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/attention.cc"
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "kernels/arguments.h"
+#include "kernels/cpu/attention_keys.h"
+#include "kernels/cpu/level.h"
+#include "kernels/cpu/targets-inl.h"
+#include "kernels/reference/functions.h"
+#include "kernels/reference/scalar.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+namespace {
+
+#if HWY_TARGET == HWY_SCALAR
+// One lane: the portable level keeps the reference, which Fill would not replace (targets-inl.h).
+[[maybe_unused]] void Fill(kvstrata_kernels&) {}
+#else
+
+using Floats = hn::ScalableTag<float>;
+using Words = hn::ScalableTag<uint32_t>;
+using Vector = hn::Vec<Floats>;
+using Quad = hn::Vec<hn::Full128<float> >;
+
+// Rows are zero-padded to whole slices of the value tile, of 64 channels at the widest vectors.
+constexpr uint64_t kSlice = 64;
+// Rows of a block: at width 512 they take 64 KiB, so that a block and its share of the queries stay in a cache of
+// 512 KiB or more.
+constexpr uint64_t kBlockRows = 32;
+// Heads whose logits are in the workspace at once; bounds it.
+constexpr uint64_t kGroupHeads = 64;
+// Registers: a tile's sums and its operands take at most 31 where there are 32, and at most 16 where there are 16.
+constexpr bool kManyRegisters = hn::MaxLanes(Floats()) == 16 || HWY_ARCH_ARM_A64 != 0;
+constexpr uint64_t kLogitHeads = kManyRegisters ? 6 : 3;  // times kLogitRows sums
+constexpr uint64_t kLogitRows = 4;
+constexpr uint64_t kValueHeads = 6;  // times kValueVectors sums
+constexpr uint64_t kValueVectors = kManyRegisters ? 4 : 2;
+static_assert(kSlice % (kValueVectors * hn::MaxLanes(Floats())) == 0);
+
+struct Work {
+  uint64_t width;  // padded
+  uint64_t most;   // keys, padded
+  uint64_t output_stride;
+  uint64_t* keys;
+  float* rows;     // [most][width]
+  float* queries;  // [kGroupHeads][width]
+  float* logits;   // [kGroupHeads][most]; then probabilities
+  float* output;   // [kGroupHeads][output_stride]
+  float* totals;   // [kGroupHeads]
+  float* cosines;
+  float* sines;
+};
+
+constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+
+uint64_t LayWorkspace(const kvstrata_attention_args& a, Work& work) {
+  WorkspaceParts parts(a.workspace);
+  const uint64_t group = std::min<uint64_t>(a.heads, kGroupHeads);
+  const bool inverse = (a.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0;
+  const uint64_t rope = inverse ? RoundUp(a.rope_dims, kSlice) : 0;
+  work.width = RoundUp(a.width, kSlice);
+  work.most = RoundUp(MostKeys(a), kBlockRows);
+  work.output_stride = work.width + kSlice;  // the rotation works on whole vectors from any channel on
+  work.keys = parts.Next<uint64_t>(work.most);
+  work.rows = parts.Next<float>(work.most, work.width);
+  work.queries = parts.Next<float>(group, work.width);
+  work.logits = parts.Next<float>(work.most, group);
+  work.output = parts.Next<float>(group, work.output_stride);
+  work.totals = parts.Next<float>(group);
+  work.cosines = parts.Next<float>(rope);
+  work.sines = parts.Next<float>(rope);
+  return parts.Bytes();
+}
+
+// ---- rows ---------------------------------------------------------------------------------------------------------
+
+void WidenBf16(const uint16_t* source, uint64_t count, float* out) {
+  const Words words;
+  const hn::Rebind<uint16_t, Words> halves;
+  const uint64_t lanes = hn::Lanes(words);
+  uint64_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, source + i)));
+    hn::StoreU(hn::BitCast(Floats(), bits), Floats(), out + i);
+  }
+  for (; i < count; ++i) out[i] = reference::Bf16ToF32(source[i]);
+}
+
+// A row of either type as floats, zero-padded.
+void BringTyped(const void* row, int32_t type, uint64_t width, uint64_t padded, float* out) {
+  if (type == KVSTRATA_KERNELS_F32) {
+    std::memcpy(out, row, width * sizeof(float));
+  } else {
+    WidenBf16(static_cast<const uint16_t*>(row), width, out);
+  }
+  std::fill(out + width, out + padded, 0.0f);
+}
+
+void BringRow(const RowSource& source, uint64_t row, uint64_t padded, float* out) {
+  if (!source.IsPacked()) return BringTyped(source.Row(row), source.type, source.width, padded, out);
+  reference::UnpackRow(source.format, source.planes, row, source.width, source.shape.rope_dims, out);
+  std::fill(out + source.width, out + padded, 0.0f);
+}
+
+// Rows begin .. end-1 of the list; the padding behind the last is zeros.
+void BringRows(const RowSource& window, const RowSource& entries, const KeyList& list, uint64_t begin, uint64_t end,
+               const Work& work) {
+  for (uint64_t i = begin; i < end; ++i) {
+    float* out = work.rows + i * work.width;
+    if (i >= list.total) {
+      std::fill(out, out + work.width, 0.0f);
+      continue;
+    }
+    const uint64_t ahead = std::min(i + 4, list.total - 1);
+    PrefetchRow(ahead < list.window ? window : entries, list.keys[ahead]);
+    BringRow(i < list.window ? window : entries, list.keys[i], work.width, out);
+  }
+}
+
+// ---- logits -------------------------------------------------------------------------------------------------------
+
+template <class D>
+HWY_INLINE Quad SumBlocks(D d, hn::Vec<D> v) {
+  if constexpr (hn::MaxLanes(d) == 4) {
+    return v;
+  } else {
+    const hn::Half<D> half;
+    return SumBlocks(half, hn::Add(hn::LowerHalf(half, v), hn::UpperHalf(half, v)));
+  }
+}
+
+// The sums of the lanes of four vectors.
+HWY_INLINE Quad SumLanes(Vector a, Vector b, Vector c, Vector d) {
+  const Floats floats;
+  const hn::RepartitionToWide<Words> pairs;
+  const Vector ab = hn::Add(hn::InterleaveLower(floats, a, b), hn::InterleaveUpper(floats, a, b));
+  const Vector cd = hn::Add(hn::InterleaveLower(floats, c, d), hn::InterleaveUpper(floats, c, d));
+  const auto ab_pairs = hn::BitCast(pairs, ab);
+  const auto cd_pairs = hn::BitCast(pairs, cd);
+  const Vector lower = hn::BitCast(floats, hn::InterleaveLower(pairs, ab_pairs, cd_pairs));
+  const Vector upper = hn::BitCast(floats, hn::InterleaveUpper(pairs, ab_pairs, cd_pairs));
+  return SumBlocks(floats, hn::Add(lower, upper));
+}
+
+// kHeads queries times kLogitRows rows, scaled.
+template <uint64_t kHeads>
+void LogitTile(const float* queries, const float* rows, uint64_t width, float scale, float* logits, uint64_t stride) {
+  const Floats floats;
+  Vector sums[kHeads][kLogitRows];
+  for (auto& head : sums) {
+    for (Vector& sum : head) sum = hn::Zero(floats);
+  }
+  for (uint64_t c = 0; c < width; c += hn::Lanes(floats)) {
+    Vector query[kHeads];
+    for (uint64_t h = 0; h < kHeads; ++h) query[h] = hn::Load(floats, queries + h * width + c);
+    for (uint64_t r = 0; r < kLogitRows; ++r) {
+      const Vector row = hn::Load(floats, rows + r * width + c);
+      for (uint64_t h = 0; h < kHeads; ++h) sums[h][r] = hn::MulAdd(query[h], row, sums[h][r]);
+    }
+  }
+  const hn::Full128<float> quads;
+  for (uint64_t h = 0; h < kHeads; ++h) {
+    const Quad dots = SumLanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
+    hn::StoreU(hn::Mul(dots, hn::Set(quads, scale)), quads, logits + h * stride);
+  }
+}
+
+template <uint64_t kHeads>
+void LogitHeads(const Work& work, uint64_t head, uint64_t begin, uint64_t end, float scale) {
+  for (uint64_t r = begin; r < end; r += kLogitRows) {
+    LogitTile<kHeads>(work.queries + head * work.width, work.rows + r * work.width, work.width, scale,
+                      work.logits + head * work.most + r, work.most);
+  }
+}
+
+void LogitBlock(const Work& work, uint64_t heads, uint64_t begin, uint64_t end, float scale) {
+  uint64_t h = 0;
+  for (; h + kLogitHeads <= heads; h += kLogitHeads) LogitHeads<kLogitHeads>(work, h, begin, end, scale);
+  for (; h + 2 <= heads; h += 2) LogitHeads<2>(work, h, begin, end, scale);
+  if (h < heads) LogitHeads<1>(work, h, begin, end, scale);
+}
+
+// ---- softmax ------------------------------------------------------------------------------------------------------
+
+// Round to nearest even; a NaN is made quiet, as its payload may lie in the dropped half.
+HWY_INLINE hn::Vec<Words> Bf16Words(Vector v) {
+  const Words words;
+  const auto bits = hn::BitCast(words, v);
+  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1u));
+  const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7FFFu)), odd);
+  const auto is_nan = hn::Gt(hn::And(bits, hn::Set(words, 0x7FFFFFFFu)), hn::Set(words, 0x7F800000u));
+  return hn::ShiftRight<16>(hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(words, 0x400000u)), rounded));
+}
+
+HWY_INLINE Vector RoundBf16(Vector v) { return hn::BitCast(Floats(), hn::ShiftLeft<16>(Bf16Words(v))); }
+
+// e^x for x <= 0 with the steps of reference/scalar.h, fused; within 2 ulp.
+HWY_INLINE Vector ExpNonPositive(Vector x) {
+  const Floats floats;
+  const Words words;
+  const auto too_low = hn::Lt(x, hn::Set(floats, -87.0f));
+  const Vector magic = hn::Set(floats, 12582912.0f);
+  const Vector clamped = hn::IfThenElse(too_low, hn::Set(floats, -87.0f), x);
+  const Vector shifted = hn::MulAdd(clamped, hn::Set(floats, 1.44269504088896341f), magic);
+  const Vector n = hn::Sub(shifted, magic);
+  const Vector high = hn::NegMulAdd(n, hn::Set(floats, 0.693145751953125f), clamped);
+  const Vector r = hn::NegMulAdd(n, hn::Set(floats, 1.42860682030941723e-6f), high);
+  Vector p = hn::MulAdd(r, hn::Set(floats, 1.0f / 5040.0f), hn::Set(floats, 1.0f / 720.0f));
+  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f / 120.0f));
+  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f / 24.0f));
+  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f / 6.0f));
+  p = hn::MulAdd(p, r, hn::Set(floats, 0.5f));
+  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f));
+  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f));
+  const auto power = hn::ShiftLeft<23>(hn::Add(hn::BitCast(words, shifted), hn::Set(words, 127u)));
+  return hn::IfThenZeroElse(too_low, hn::Mul(p, hn::BitCast(floats, power)));
+}
+
+// Logits to probabilities, rounded if the profile rounds; returns their unrounded sum and the sink's. Behind `count`
+// up to a whole vector there is room.
+float Softmax(float* logits, uint64_t count, const float* sink, bool round) {
+  const Floats floats;
+  const uint64_t lanes = hn::Lanes(floats);
+  const uint64_t padded = RoundUp(count, lanes);
+  std::fill(logits + count, logits + padded, -INFINITY);
+  Vector most = hn::Set(floats, sink != nullptr ? *sink : -INFINITY);
+  for (uint64_t i = 0; i < padded; i += lanes) {
+    const Vector logit = hn::Load(floats, logits + i);
+    most = hn::IfThenElse(hn::Gt(logit, most), logit, most);
+  }
+  const float largest = hn::GetLane(hn::MaxOfLanes(floats, most));
+  Vector total = hn::Zero(floats);
+  for (uint64_t i = 0; i < padded; i += lanes) {
+    const Vector p = ExpNonPositive(hn::Sub(hn::Load(floats, logits + i), hn::Set(floats, largest)));
+    total = hn::Add(total, p);
+    hn::Store(round ? RoundBf16(p) : p, floats, logits + i);
+  }
+  const float sum = hn::GetLane(hn::SumOfLanes(floats, total));
+  return sink != nullptr ? sum + reference::ExpNonPositive(*sink - largest) : sum;
+}
+
+// ---- values -------------------------------------------------------------------------------------------------------
+
+// Adds probability times row to the outputs of kHeads heads, for kValueVectors vectors of channels.
+template <uint64_t kHeads>
+void ValueTile(const float* probabilities, uint64_t stride, const float* rows, uint64_t width, uint64_t count,
+               float* output, uint64_t output_stride) {
+  const Floats floats;
+  const uint64_t lanes = hn::Lanes(floats);
+  Vector sums[kHeads][kValueVectors];
+  for (uint64_t h = 0; h < kHeads; ++h) {
+    for (uint64_t v = 0; v < kValueVectors; ++v) {
+      sums[h][v] = hn::Load(floats, output + h * output_stride + v * lanes);
+    }
+  }
+  for (uint64_t r = 0; r < count; ++r) {
+    Vector row[kValueVectors];
+    for (uint64_t v = 0; v < kValueVectors; ++v) row[v] = hn::Load(floats, rows + r * width + v * lanes);
+    for (uint64_t h = 0; h < kHeads; ++h) {
+      const Vector p = hn::Set(floats, probabilities[h * stride + r]);
+      for (uint64_t v = 0; v < kValueVectors; ++v) sums[h][v] = hn::MulAdd(p, row[v], sums[h][v]);
+    }
+  }
+  for (uint64_t h = 0; h < kHeads; ++h) {
+    for (uint64_t v = 0; v < kValueVectors; ++v) {
+      hn::Store(sums[h][v], floats, output + h * output_stride + v * lanes);
+    }
+  }
+}
+
+template <uint64_t kHeads>
+void ValueHeads(const Work& work, uint64_t head, uint64_t begin, uint64_t count, uint64_t channel) {
+  ValueTile<kHeads>(work.logits + head * work.most + begin, work.most, work.rows + begin * work.width + channel,
+                    work.width, count, work.output + head * work.output_stride + channel, work.output_stride);
+}
+
+void SumRows(const Work& work, uint64_t heads, uint64_t keys) {
+  const uint64_t slice = kValueVectors * hn::Lanes(Floats());
+  std::fill(work.output, work.output + heads * work.output_stride, 0.0f);
+  for (uint64_t begin = 0; begin < keys; begin += kBlockRows) {
+    const uint64_t count = std::min(kBlockRows, keys - begin);
+    for (uint64_t c = 0; c < work.width; c += slice) {
+      uint64_t h = 0;
+      for (; h + kValueHeads <= heads; h += kValueHeads) ValueHeads<kValueHeads>(work, h, begin, count, c);
+      for (; h + 2 <= heads; h += 2) ValueHeads<2>(work, h, begin, count, c);
+      if (h < heads) ValueHeads<1>(work, h, begin, count, c);
+    }
+  }
+}
+
+// ---- output -------------------------------------------------------------------------------------------------------
+
+void Rotate(const Work& work, uint32_t rope_dims, bool round, float* row) {
+  const Floats floats;
+  for (uint64_t c = 0; c < rope_dims; c += hn::Lanes(floats)) {
+    const Vector v = hn::LoadU(floats, row + c);
+    const Vector turned = hn::Add(hn::Mul(v, hn::Load(floats, work.cosines + c)),
+                                  hn::Mul(hn::Shuffle2301(v), hn::Load(floats, work.sines + c)));
+    hn::StoreU(round ? RoundBf16(turned) : turned, floats, row + c);
+  }
+}
+
+void StoreRow(const float* row, int32_t type, uint64_t width, void* out) {
+  if (type == KVSTRATA_KERNELS_F32) {
+    std::memcpy(out, row, width * sizeof(float));
+    return;
+  }
+  const Floats floats;
+  const hn::Rebind<uint16_t, Words> halves;
+  uint16_t* destination = static_cast<uint16_t*>(out);
+  uint64_t c = 0;
+  for (; c + hn::Lanes(floats) <= width; c += hn::Lanes(floats)) {
+    hn::StoreU(hn::TruncateTo(halves, Bf16Words(hn::Load(floats, row + c))), halves, destination + c);
+  }
+  for (; c < width; ++c) destination[c] = reference::F32ToBf16(row[c]);
+}
+
+// The sums of one head to its output.
+void Finish(const kvstrata_attention_args& a, const Work& work, uint64_t n, uint64_t group_head, uint64_t head) {
+  const Floats floats;
+  const bool round = reference::Rounds(a.profile);
+  float* row = work.output + group_head * work.output_stride;
+  const Vector total = hn::Set(floats, work.totals[group_head]);
+  for (uint64_t c = 0; c < a.width; c += hn::Lanes(floats)) {
+    const Vector quotient = hn::Div(hn::Load(floats, row + c), total);
+    hn::Store(round ? RoundBf16(quotient) : quotient, floats, row + c);
+  }
+  if ((a.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0) {
+    Rotate(work, a.rope_dims, round, row + (a.width - a.rope_dims));
+  }
+  const uint64_t element = a.output_type == KVSTRATA_KERNELS_F32 ? sizeof(float) : sizeof(uint16_t);
+  const uint64_t place = n * a.output_token_stride + head * a.output_head_stride;
+  StoreRow(row, a.output_type, a.width, static_cast<uint8_t*>(a.output) + place * element);
+}
+
+void AttendToken(const kvstrata_attention_args& a, const Work& work, uint64_t n) {
+  const RowSource window = WindowRows(a);
+  const RowSource entries = EntryRows(a);
+  const KeyList list = ListKeys(a, n, work.keys);
+  const uint64_t keys = RoundUp(list.total, kLogitRows);
+  if ((a.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0) InverseRotation(a, n, work.cosines, work.sines);
+  const uint64_t element = a.query_type == KVSTRATA_KERNELS_F32 ? sizeof(float) : sizeof(uint16_t);
+  for (uint64_t first = 0; first < a.heads; first += kGroupHeads) {
+    const uint64_t heads = std::min<uint64_t>(kGroupHeads, a.heads - first);
+    for (uint64_t h = 0; h < heads; ++h) {
+      const uint64_t place = n * a.query_token_stride + (first + h) * a.query_head_stride;
+      BringTyped(static_cast<const uint8_t*>(a.queries) + place * element, a.query_type, a.width, work.width,
+                 work.queries + h * work.width);
+    }
+    for (uint64_t begin = 0; begin < keys; begin += kBlockRows) {
+      const uint64_t end = std::min(begin + kBlockRows, keys);
+      if (first == 0) BringRows(window, entries, list, begin, end, work);
+      LogitBlock(work, heads, begin, end, a.scale);
+    }
+    for (uint64_t h = 0; h < heads; ++h) {
+      work.totals[h] = Softmax(work.logits + h * work.most, list.total,
+                               a.sinks != nullptr ? a.sinks + first + h : nullptr, reference::Rounds(a.profile));
+    }
+    SumRows(work, heads, list.total);
+    for (uint64_t h = 0; h < heads; ++h) Finish(a, work, n, h, first + h);
+  }
+}
+
+int32_t AttentionWorkspaceBytes(const kvstrata_attention_args* args, uint64_t* out_bytes) {
+  kvstrata_attention_args a;
+  if (const int32_t status = Prepare(args, a, Checks::kShapesOnly); status != kOk) return status;
+  if (out_bytes == nullptr) return kInvalidArgument;
+  Work work;
+  const uint64_t bytes = a.tokens != 0 ? LayWorkspace(a, work) : 0;
+  if (bytes == 0 && a.tokens != 0) return kInvalidArgument;
+  *out_bytes = bytes;
+  return kOk;
+}
+
+int32_t Attention(const kvstrata_attention_args* args, void*) {
+  kvstrata_attention_args a;
+  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  if (a.tokens == 0) return kOk;
+  Work work;
+  const uint64_t bytes = LayWorkspace(a, work);
+  if (bytes == 0 || !WorkspaceValid(a.workspace, a.workspace_bytes, bytes) || !PicksValid(a)) return kInvalidArgument;
+  for (uint64_t n = 0; n < a.tokens; ++n) AttendToken(a, work, n);
+  return kOk;
+}
+
+// Unused where the portable level keeps the reference.
+[[maybe_unused]] void Fill(kvstrata_kernels& table) {
+  table.attention = Attention;
+  table.attention_workspace_bytes = AttentionWorkspaceBytes;
+}
+#endif
+
+}  // namespace
+}  // namespace kvstrata::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace kvstrata::kernels::cpu {
+KVSTRATA_CPU_FILL(FillAttention, Fill)
+}  // namespace kvstrata::kernels::cpu
+#endif
