@@ -22,6 +22,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   table.name = named.name;
   FillFormats(named.level, table);
   FillAttention(named.level, table);
+  FillPositions(named.level, table);
   return table;
 }
 

@@ -2,14 +2,14 @@
 // The vector exp, sin and cos of every target that this machine has, against libm in double.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "tests/unit/kernels/math_test.cc"
-#include "kernels/cpu/targets-inl.h"
-// After it, so that every pass sees them.
 #include <algorithm>
 #include <functional>
 
 #include "kernels/cpu/level.h"
-#include "kernels/cpu/math-inl.h"
+#include "kernels/cpu/targets-inl.h"
 #include "tests/unit/kernels/kernel_test.h"
+// After targets-inl.h, whose toggle it follows.
+#include "kernels/cpu/math-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
