@@ -287,8 +287,9 @@ typedef struct kvstrata_storage_request kvstrata_storage_request;
 /* Must be called exactly once per accepted request, on any thread, also inside submit. `bytes` is what was moved. */
 typedef void (*kvstrata_complete_fn)(void* user, kvstrata_status status, uint64_t bytes, int64_t native_code);
 
-/* One put or ranged get. Everything it points to stays valid until its completion; the request itself only during
- * submit: a storage copies it. */
+/* One put or ranged get. A storage must serve any range of a record's payload: the library reads records in parts and
+ * has no other way. Everything it points to stays valid until its completion; the request itself only during submit: a
+ * storage copies it. */
 struct kvstrata_storage_request {
   uint32_t struct_size;
   int32_t kind;                /* KVSTRATA_STORAGE_PUT or GET                                                        */

@@ -45,6 +45,10 @@ absl::Status CheckOptions(const CacheOptions& options) {
     return base::InvalidArgument("snapshot_bytes", std::to_string(options.snapshot_bytes) + " > capacity_bytes " +
                                                        std::to_string(options.capacity_bytes));
   }
+  // A restore reads a record's head, then single slices of it.
+  if (!options.storage->capabilities().range_reads) {
+    return base::MakeStatus(base::Code::kUnsupported, "storage.range_reads", "false: parts of a record are read");
+  }
   if (options.threads > 64) return base::InvalidArgument("io_threads", std::to_string(options.threads) + " > 64");
   return absl::OkStatus();
 }

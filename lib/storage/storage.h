@@ -109,7 +109,7 @@ struct ListPage {
 };
 
 struct Capabilities {
-  // False: a get must cover the whole payload.
+  // False: a get must cover the whole payload. The engine opens no such storage.
   bool range_reads = true;
   // Sync means that completed puts survive a loss of power, as far as the device honours its flushes.
   bool durable_sync = false;

@@ -38,6 +38,9 @@ class FaultyStorage final : public core::storage::Storage {
   // Forgets all of the above.
   void FailNothing();
 
+  // What the storage says that it can do, instead of what the inner one can. Before it is used.
+  void Claim(const core::storage::Capabilities& capabilities) { claimed_ = capabilities; }
+
   // Completions come from a thread of their own, in random order.
   void CompleteAtRandom(bool at_random);
   // Completions are withheld until Release.
@@ -58,7 +61,7 @@ class FaultyStorage final : public core::storage::Storage {
   absl::Status Remove(const core::storage::Key& key) override;
   absl::Status Sync() override;
   absl::Status List(const core::storage::Cursor& cursor, uint64_t limit, core::storage::ListPage* page) override;
-  core::storage::Capabilities capabilities() const override { return inner_->capabilities(); }
+  core::storage::Capabilities capabilities() const override { return claimed_.value_or(inner_->capabilities()); }
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override {
     return inner_->StoredBytes(payload_bytes, meta_bytes);
   }
@@ -91,6 +94,7 @@ class FaultyStorage final : public core::storage::Storage {
 
   const std::shared_ptr<core::storage::Storage> inner_;
   const bool close_inner_;
+  std::optional<core::storage::Capabilities> claimed_;
   mutable core::base::Mutex mutex_;
   core::base::CondVar changed_;
   core::base::SeededRandom random_ ABSL_GUARDED_BY(mutex_);

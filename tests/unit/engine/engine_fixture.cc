@@ -58,9 +58,9 @@ layout::Layout HybridLayout(bool bounded_replay) {
   layout::LayoutDesc desc;
   desc.block_tokens = 8;
   desc.replay = {bounded_replay ? layout::ReplayMode::kBounded : layout::ReplayMode::kFull, 6, 2};
-  desc.streams = {RowsStream(layout::Role::kCsaEntry, 0, 4, 5), StateStream(layout::Role::kWindow, 0, 0, 3, 6),
+  desc.streams = {RowsStream(layout::Role::kCsaEntry, 0, 4, 5),    StateStream(layout::Role::kWindow, 0, 0, 3, 6),
                   StateStream(layout::Role::kOverlap, 0, 4, 2, 4), RowsStream(layout::Role::kHcaEntry, 1, 8, 7),
-                  StateStream(layout::Role::kWindow, 1, 0, 4, 6), StateStream(layout::Role::kOpen, 1, 8, 2, 7)};
+                  StateStream(layout::Role::kWindow, 1, 0, 4, 6),  StateStream(layout::Role::kOpen, 1, 8, 2, 7)};
   return layout::Layout::Create(desc).value();
 }
 
@@ -82,8 +82,8 @@ layout::Layout OptionalLayout() {
   layout::LayoutDesc desc;
   desc.block_tokens = 4;
   desc.streams = {RowsStream(layout::Role::kKey, 0, 1, 6), RowsStream(layout::Role::kValue, 0, 2, 3, layout::kOptional),
-                  StateStream(layout::Role::kOther, 1, 0, 5, 1), StateStream(layout::Role::kOpaque, 1, 0, 0, 1,
-                                                                             layout::kOptional)};
+                  StateStream(layout::Role::kOther, 1, 0, 5, 1),
+                  StateStream(layout::Role::kOpaque, 1, 0, 0, 1, layout::kOptional)};
   return layout::Layout::Create(desc).value();
 }
 
@@ -131,6 +131,7 @@ Store::~Store() {
 absl::Status Store::TryOpen() {
   faulty_ = std::make_shared<FaultyStorage>(memory_, 1, /*close_inner=*/false);
   if (fail_nth_ > 0) faulty_->FailNth(StorageCall::kAny, fail_nth_, base::Code::kIo);
+  if (capabilities.has_value()) faulty_->Claim(*capabilities);
   options.storage = faulty_;
   absl::StatusOr<std::shared_ptr<Cache>> made = Cache::Open(options);
   if (!made.ok()) return made.status();

@@ -18,9 +18,9 @@
 #include "lib/engine/restore.h"
 #include "lib/engine/writer.h"
 #include "lib/storage/memory.h"
-#include "tests/support/fake_clock.h"
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
+#include "tests/support/fake_clock.h"
 #include "tests/support/faulty_storage.h"
 
 namespace kvstrata::test {
@@ -113,6 +113,7 @@ class Store {
   // Set before Open.
   CacheOptions options;
   core::plan::SnapshotPolicy policy;
+  std::optional<core::storage::Capabilities> capabilities;  // that the storage claims to have; else the memory's
 
   void Open();
   absl::Status TryOpen();

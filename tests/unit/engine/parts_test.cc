@@ -120,9 +120,9 @@ TEST_CASE("extra keys are refused by their place in the list, and nothing is app
     CHECK(prompt.Extra(0, 8).size() == 17);
     return base::FieldOf(status);
   };
-  CHECK(field_of({{3, 0, ""}}) == "tokens.extra_keys[0]");             // among the older tokens
-  CHECK(field_of({{1, 0, ""}}) == "tokens.extra_keys[0]");             // before the last key
-  CHECK(field_of({{8, 0, ""}}) == "tokens.extra_keys[0]");             // behind the end
+  CHECK(field_of({{3, 0, ""}}) == "tokens.extra_keys[0]");  // among the older tokens
+  CHECK(field_of({{1, 0, ""}}) == "tokens.extra_keys[0]");  // before the last key
+  CHECK(field_of({{8, 0, ""}}) == "tokens.extra_keys[0]");  // behind the end
   CHECK(field_of({{UINT64_MAX, 0, ""}}) == "tokens.extra_keys[0]");
   CHECK(field_of({{6, 0, ""}, {5, 0, ""}}) == "tokens.extra_keys[1]");
   CHECK(field_of({{6, 0, std::string(1025, 'x')}}) == "tokens.extra_keys[0]");

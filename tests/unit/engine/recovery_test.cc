@@ -427,11 +427,9 @@ TEST_CASE("golden records of format version 1 are opened, found and restored") {
   for (const std::string name : {"store", "namespace", "block", "snapshot"}) {
     const std::string meta = read(name + ".meta");
     const format::RecordIdentity identity = format::DecodeRecordMeta(base::AsBytes(meta)).value().identity;
-    const base::BlockDigest key = name == "snapshot"
-                                      ? format::SnapshotKey(identity.key, identity.position, identity.tail)
-                                      : identity.key;
-    REQUIRE(
-        PutNow(*memory, {format::MakeRecordKey(identity.kind, key)}, read(name + ".payload"), meta).status.ok());
+    const base::BlockDigest key =
+        name == "snapshot" ? format::SnapshotKey(identity.key, identity.position, identity.tail) : identity.key;
+    REQUIRE(PutNow(*memory, {format::MakeRecordKey(identity.kind, key)}, read(name + ".payload"), meta).status.ok());
   }
   engine::CacheOptions options;
   options.capacity_bytes = 1 << 20;
@@ -447,8 +445,8 @@ TEST_CASE("golden records of format version 1 are opened, found and restored") {
   desc.streams.resize(2);
   desc.streams[0].ratio = 2;
   desc.streams[0].row_bytes = 3;
-  desc.streams[1] = {layout::StreamKind::kState, layout::Role::kWindow, 0, 1, 5, 3, layout::Packing::kRaw,
-                     layout::kOptional};
+  desc.streams[1] = {layout::StreamKind::kState, layout::Role::kWindow, 0, 1, 5, 3,
+                     layout::Packing::kRaw,      layout::kOptional};
   std::string weights;
   for (char c = 0; c < 7; ++c) weights += c;
   const auto identity =
