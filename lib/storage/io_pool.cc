@@ -1,59 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/storage/io_pool.h"
 
-#include <pthread.h>
-#include <signal.h>
-
 #include <cassert>
 #include <new>
 #include <string>
-#include <system_error>
 
 #include "lib/base/status.h"
+#include "lib/storage/quiet_thread.h"
 
 namespace kvstrata::core::storage {
-namespace {
-
-// Threads inherit the mask of the one that makes them, so that no signal can reach them even for a moment.
-class AllSignalsBlocked {
- public:
-  AllSignalsBlocked() {
-    sigset_t all;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~AllSignalsBlocked() { pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  AllSignalsBlocked(const AllSignalsBlocked&) = delete;
-  AllSignalsBlocked& operator=(const AllSignalsBlocked&) = delete;
-
- private:
-  sigset_t before_;
-};
-
-void NameThread(std::thread& thread, uint32_t number) {
-  // 13 bytes at most; the kernel takes 15.
-  const std::string name = "kvstrata-io" + std::to_string(number % 100);
-  pthread_setname_np(thread.native_handle(), name.c_str());
-}
-
-}  // namespace
-
 IoPool::IoPool(uint64_t capacity, Handler handler, Done done)
     : handler_(std::move(handler)), done_(std::move(done)), ring_(static_cast<size_t>(capacity)) {}
 
 IoPool::~IoPool() { Stop(); }
 
 absl::Status IoPool::Start(uint32_t threads) {
-  const AllSignalsBlocked blocked;
-  try {
-    threads_.reserve(threads);
-    for (uint32_t i = 0; i < threads; ++i) {
-      threads_.emplace_back([this] { Run(); });
-      NameThread(threads_.back(), i);
+  threads_.reserve(threads);
+  for (uint32_t i = 0; i < threads; ++i) {
+    // 13 bytes at most.
+    absl::StatusOr<std::thread> thread = StartQuietThread("kvstrata-io" + std::to_string(i % 100), [this] { Run(); });
+    if (!thread.ok()) {
+      Stop();
+      return thread.status();
     }
-  } catch (const std::system_error& error) {
-    Stop();
-    return base::IoError("start an I/O thread", "io_threads", error.code().value());
+    threads_.push_back(*std::move(thread));
   }
   return absl::OkStatus();
 }

@@ -45,6 +45,15 @@ class RealOs : public Os {
   int Fsync(int fd) override {
     return Retry([&] { return fsync(fd); });
   }
+  int Fdatasync(int fd) override {
+    return Retry([&] { return fdatasync(fd); });
+  }
+  int Allocate(int fd, uint64_t offset, uint64_t bytes) override {
+    return Retry([&] { return fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)); });
+  }
+  int Truncate(int fd, uint64_t bytes) override {
+    return Retry([&] { return ftruncate(fd, static_cast<off_t>(bytes)); });
+  }
   int Fstat(int fd, struct stat* out) override {
     return Retry([&] { return fstat(fd, out); });
   }

@@ -33,6 +33,12 @@ class Os {
   virtual int64_t Pread(int fd, base::MutableBytes to, uint64_t offset) = 0;
   virtual int64_t Pwritev(int fd, std::span<const iovec> from, uint64_t offset) = 0;
   virtual int Fsync(int fd) = 0;
+  // The data, and of the metadata only what reading the data back needs (the size).
+  virtual int Fdatasync(int fd) = 0;
+  // Reserves the bytes on the disk and makes the file at least so long; bytes that are there stay. -EOPNOTSUPP where
+  // the file system cannot.
+  virtual int Allocate(int fd, uint64_t offset, uint64_t bytes) = 0;
+  virtual int Truncate(int fd, uint64_t bytes) = 0;
   virtual int Fstat(int fd, struct stat* out) = 0;
   // Does not follow a symbolic link in the last component.
   virtual int StatAt(int directory, const char* path, struct stat* out) = 0;

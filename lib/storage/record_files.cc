@@ -24,18 +24,11 @@ constexpr uint64_t kFolderEntryBytes = 256;
 constexpr uint64_t kFixedBlocks = 20;
 // Past this many unflushed records in a shard (16 times 2,048 keys of 32 bytes: 1 MiB in all) a put flushes its own.
 constexpr size_t kMaxUnsynced = 2048;
-constexpr mode_t kFolderMode = 0700;
 
 // A shortage of this process, not a fault of the record: an index without it would be wrong until the next open.
 bool IsShortage(const absl::Status& status) {
   const int64_t error = base::NativeCodeOf(status);
   return error == EMFILE || error == ENFILE || error == ENOMEM || base::CodeOf(status) == base::Code::kOutOfMemory;
-}
-
-// Of a store that is to be made. kNotFound would say that there is none to read.
-absl::Status PlaceError(const char* operation, const std::string& path, int error) {
-  if (error != ENOENT) return base::IoError(operation, path, error);
-  return base::MakeStatus(base::Code::kIo, operation, path + ": there is no such place", error);
 }
 
 }  // namespace
@@ -87,34 +80,13 @@ void RecordFiles::CloseDirectory() {
 }
 
 absl::Status RecordFiles::OpenRoot() {
-  if (absl::Status status = read_only_ ? absl::OkStatus() : MakeRoot(); !status.ok()) return status;
+  if (absl::Status status = read_only_ ? absl::OkStatus() : MakeFolders(os_, path_, &made_above_); !status.ok())
+    return status;
   root_ = os_.OpenAt(AT_FDCWD, path_.c_str(), O_RDONLY | O_DIRECTORY, 0);
   if (root_ < 0) return read_only_ ? base::IoError("open", path_, -root_) : PlaceError("open", path_, -root_);
   const int64_t block = os_.BlockBytes(root_);
   block_bytes_ = std::clamp(block > 0 ? static_cast<uint64_t>(block) : kMinBlockBytes, kMinBlockBytes, kMaxBlockBytes);
   used_bytes_ = kFixedBlocks * block_bytes_;
-  return absl::OkStatus();
-}
-
-// Makes missing folders one by one from the top; an existing one keeps its mode.
-absl::Status RecordFiles::MakeRoot() {
-  std::string refused;  // the first folder that is not there and could not be made, as far as can be told
-  int error = 0;
-  for (size_t end = 0; end != std::string::npos;) {
-    end = path_.find('/', end + 1);
-    const std::string part = path_.substr(0, end);
-    const int made = os_.MkdirAt(AT_FDCWD, part.c_str(), kFolderMode);
-    if (made >= 0) {
-      os_.ChmodAt(AT_FDCWD, part.c_str(), kFolderMode);  // whatever the umask took away
-      ++made_above_;
-    } else if (made != -EEXIST && error == 0) {
-      refused = part;
-      error = -made;
-    }
-    if (end != std::string::npos || made >= 0 || made == -EEXIST) continue;
-    // Refusals above do not matter where the folder was there all the same; below one that was not, nothing can be.
-    return made == -ENOENT ? PlaceError("make", refused, error) : PlaceError("make", path_, -made);
-  }
   return absl::OkStatus();
 }
 

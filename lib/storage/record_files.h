@@ -83,7 +83,6 @@ class RecordFiles {
   Shard& ShardFor(const Key& key);
 
   absl::Status OpenRoot();
-  absl::Status MakeRoot();
   absl::Status Prepare(base::Random& random);
   absl::Status MakeFolder(const char* name);
   absl::Status CleanStaging();

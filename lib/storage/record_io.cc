@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <cstring>
 
 #include "lib/base/checksum.h"
 #include "lib/base/status.h"
@@ -16,85 +15,10 @@
 namespace kvstrata::core::storage {
 namespace {
 
-// Pieces handed to one write.
-constexpr size_t kWriteBatch = 64;
-constexpr mode_t kFileMode = 0600;
 // Not through a link, and not waiting for the other end of a pipe: whatever lies there was not made by us.
 constexpr int kReadFlags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK;
 
-// What of a list of pieces is still to be written; a write may end anywhere.
-class Remainder {
- public:
-  explicit Remainder(std::span<const base::ByteView> pieces) : pieces_(pieces) {}
-
-  // The next bytes to write; empty at the end.
-  std::span<const iovec> Batch(std::array<iovec, kWriteBatch>* batch) const {
-    size_t count = 0;
-    size_t skip = skip_;
-    for (size_t i = 0; i < pieces_.size() && count < batch->size(); ++i) {
-      const base::ByteView rest = pieces_[i].subspan(skip);
-      skip = 0;
-      if (!rest.empty()) (*batch)[count++] = {const_cast<std::byte*>(rest.data()), rest.size()};
-    }
-    return std::span(*batch).first(count);
-  }
-
-  void Advance(uint64_t written) {
-    while (written > 0) {
-      const uint64_t left = pieces_[0].size() - skip_;
-      if (written < left) {
-        skip_ += static_cast<size_t>(written);
-        return;
-      }
-      written -= left;
-      skip_ = 0;
-      pieces_ = pieces_.subspan(1);
-    }
-  }
-
- private:
-  std::span<const base::ByteView> pieces_;
-  size_t skip_ = 0;  // bytes of pieces_[0] that are written
-};
-
-// `*offset` is where the first piece goes, and afterwards where the next one would.
-absl::Status WritePieces(const Directory& directory, int fd, const char* name, std::span<const base::ByteView> pieces,
-                         uint64_t* offset) {
-  Remainder remainder(pieces);
-  std::array<iovec, kWriteBatch> space;
-  for (auto batch = remainder.Batch(&space); !batch.empty(); batch = remainder.Batch(&space)) {
-    int64_t result = directory.os.Pwritev(fd, batch, *offset);
-    if (result == 0) result = -EIO;  // no progress and no reason: not to be tried for ever
-    if (result < 0) return WriteError(directory, "write", name, result);
-    *offset += static_cast<uint64_t>(result);
-    remainder.Advance(static_cast<uint64_t>(result));
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ReadFully(const Directory& directory, int fd, const char* name, base::MutableBytes to, uint64_t offset) {
-  while (!to.empty()) {
-    const int64_t result = directory.os.Pread(fd, to, offset);
-    if (result < 0) return ReadError(directory, "read", name, result);
-    if (result == 0) return base::Corrupt("file", std::string(name) + " ends at byte " + std::to_string(offset));
-    to = to.subspan(static_cast<size_t>(result));
-    offset += static_cast<uint64_t>(result);
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
-
-absl::Status ReadError(const Directory& directory, const char* operation, const char* name, int64_t result) {
-  const int error = static_cast<int>(-result);
-  if (error == ENOMEM) return base::IoError(operation, directory.path + "/" + name, error);
-  return base::MakeStatus(base::Code::kIo, operation, directory.path + "/" + name + ": " + std::strerror(error), error);
-}
-
-absl::Status WriteError(const Directory& directory, const char* operation, const char* name, int64_t result) {
-  if (result == -ENOENT) return ReadError(directory, operation, name, result);
-  return base::IoError(operation, directory.path + "/" + name, static_cast<int>(-result));
-}
 
 absl::Status WriteRecordFile(const Directory& directory, const char* name, const Put& put,
                              const format::FileRecordHeader& header, bool sync) {
@@ -108,8 +32,10 @@ absl::Status WriteRecordFile(const Directory& directory, const char* name, const
   const std::array<std::byte, format::kFileRecordHeaderBytes> head = format::EncodeFileRecordHeader(header);
   const std::array<base::ByteView, 2> front = {head, put.meta};
   uint64_t offset = 0;
-  absl::Status status = WritePieces(directory, file.get(), name, front, &offset);
-  if (status.ok()) status = WritePieces(directory, file.get(), name, put.parts, &offset);
+  Gather head_pieces(front);
+  Gather parts(put.parts);
+  absl::Status status = WritePieces(directory, file.get(), name, UINT64_MAX, &head_pieces, &offset);
+  if (status.ok()) status = WritePieces(directory, file.get(), name, UINT64_MAX, &parts, &offset);
   if (!status.ok()) return status;
   if (sync) {
     if (const int result = os.Fsync(file.get()); result < 0) return WriteError(directory, "flush", name, result);

@@ -11,22 +11,10 @@
 #include "absl/status/statusor.h"
 #include "lib/format/file_record.h"
 #include "lib/storage/descriptor.h"
-#include "lib/storage/os.h"
+#include "lib/storage/directory.h"
 #include "lib/storage/storage.h"
 
 namespace kvstrata::core::storage {
-
-// The store's directory: paths are relative to `root`, `path` is for messages.
-struct Directory {
-  Os& os;
-  int root;
-  const std::string& path;
-};
-
-// A failed call as a status; `result` is the negative errno. Reading never says kReadOnly, which is about the store;
-// nor does either say kNotFound, which is about a record.
-absl::Status ReadError(const Directory& directory, const char* operation, const char* name, int64_t result);
-absl::Status WriteError(const Directory& directory, const char* operation, const char* name, int64_t result);
 
 // Makes the file `name`, which must not exist, with the whole record in it; flushed when `sync` is set. What it leaves
 // behind on failure is the caller's to unlink.

@@ -81,6 +81,22 @@ int FaultyOs::Fsync(int fd) {
   return real_.Fsync(fd);
 }
 
+int FaultyOs::Fdatasync(int fd) {
+  const int fault = Enter(OsCall::kSync);
+  if (fault < 0 || skip_flushes_) return fault;
+  return real_.Fdatasync(fd);
+}
+
+int FaultyOs::Allocate(int fd, uint64_t offset, uint64_t bytes) {
+  const int fault = Enter(OsCall::kAllocate);
+  return fault < 0 ? fault : real_.Allocate(fd, offset, bytes);
+}
+
+int FaultyOs::Truncate(int fd, uint64_t bytes) {
+  const int fault = Enter(OsCall::kTruncate);
+  return fault < 0 ? fault : real_.Truncate(fd, bytes);
+}
+
 int FaultyOs::Fstat(int fd, struct stat* out) {
   const int fault = Enter(OsCall::kStat);
   return fault < 0 ? fault : real_.Fstat(fd, out);

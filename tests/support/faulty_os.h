@@ -26,7 +26,9 @@ enum class OsCall {
   kUnlink,
   kReadFolder,
   kLock,
-  kBlockBytes
+  kBlockBytes,
+  kAllocate,
+  kTruncate
 };
 
 class FaultyOs : public core::storage::Os {
@@ -51,6 +53,9 @@ class FaultyOs : public core::storage::Os {
   int64_t Pread(int fd, core::base::MutableBytes to, uint64_t offset) override;
   int64_t Pwritev(int fd, std::span<const iovec> from, uint64_t offset) override;
   int Fsync(int fd) override;
+  int Fdatasync(int fd) override;
+  int Allocate(int fd, uint64_t offset, uint64_t bytes) override;
+  int Truncate(int fd, uint64_t bytes) override;
   int Fstat(int fd, struct stat* out) override;
   int StatAt(int directory, const char* path, struct stat* out) override;
   int Fchmod(int fd, mode_t mode) override;
@@ -68,7 +73,7 @@ class FaultyOs : public core::storage::Os {
 
   core::storage::Os& real_ = core::storage::SystemOs();
   std::atomic<uint64_t> calls_{0};
-  std::array<std::atomic<uint64_t>, 13> by_kind_{};
+  std::array<std::atomic<uint64_t>, 15> by_kind_{};
   std::atomic<uint64_t> fail_at_{0};  // in calls_; 0 for never
   std::atomic<bool> fail_after_{false};
   std::atomic<bool> failed_{false};
