@@ -725,8 +725,8 @@ KVSTRATA_API kvstrata_status kvstrata_match_renew(kvstrata_match* match, uint64_
 /* Plans anew with usable_tokens <= max_usable_tokens, so that the ranks of one model can agree. */
 KVSTRATA_API kvstrata_status kvstrata_match_limit(kvstrata_match* match, uint64_t max_usable_tokens,
                                                   kvstrata_error* error);
-/* Limits all `count` matches of one prompt to the largest usable length that every one of them reaches, within the
- * limits that kvstrata_match_limit has set on them. */
+/* Limits all `count` matches of one prompt (equal token ids and extra keys) to the largest usable length that every one
+ * of them reaches, within the limits that kvstrata_match_limit has set on them. */
 KVSTRATA_API kvstrata_status kvstrata_match_agree(kvstrata_match* const* matches, uint64_t count,
                                                   uint64_t* out_usable_tokens, kvstrata_error* error);
 /* The position of the first token that differs from the nearest stored continuation; UINT64_MAX when there is none.

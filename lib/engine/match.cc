@@ -218,8 +218,7 @@ absl::StatusOr<uint64_t> Match::FirstDifference() const {
 absl::StatusOr<uint64_t> Agree(std::span<Match* const> matches) {
   if (matches.empty()) return base::InvalidArgument("count", "0 matches");
   for (const Match* match : matches) {
-    const Prompt& first = matches[0]->state()->prompt;
-    if (!std::ranges::equal(match->state()->prompt.ids(), first.ids())) {
+    if (match->state()->prompt != matches[0]->state()->prompt) {
       return base::InvalidArgument("matches", "are of different prompts");
     }
   }

@@ -23,6 +23,8 @@ struct ExtraKey {
   uint64_t position = 0;
   uint32_t type = 0;
   std::string bytes;
+
+  friend bool operator==(const ExtraKey&, const ExtraKey&) = default;
 };
 
 inline constexpr uint64_t kMaxExtraKeyBytes = 1024;
@@ -44,6 +46,7 @@ class Prompt {
     return std::span<const int32_t>(ids_).subspan(first, count);
   }
   std::vector<std::byte> Extra(uint64_t first, uint64_t count) const;
+  friend bool operator==(const Prompt&, const Prompt&) = default;
 
  private:
   std::vector<int32_t> ids_;

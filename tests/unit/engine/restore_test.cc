@@ -545,6 +545,43 @@ TEST_CASE("the first differing token is told from the stored continuations") {
   CHECK(store.Lookup(Join(tokens, {1, 2, 3, 4}))->FirstDifference().value() == engine::kNoPosition);
 }
 
+TEST_CASE("matches of equal tokens under other extra keys are not of one prompt") {
+  Store store(RowsLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(13, 6);
+  store.StorePrompt(tokens);
+  const auto look_up = [&](std::vector<engine::ExtraKey> keys) {
+    engine::Prompt prompt;
+    REQUIRE(prompt.Append(tokens, std::move(keys)).ok());
+    return Match::Lookup(store.cache_handle(), store.space(), std::move(prompt), {}).value();
+  };
+  const std::vector<std::vector<engine::ExtraKey>> all = {
+      {},
+      {{9, 1, "image"}},
+      {{9, 1, "other"}},
+      {{9, 2, "image"}},
+      {{10, 1, "image"}},
+      {{9, 1, "image"}, {9, 1, "image"}},
+      {{9, 1, "image"}, {12, 1, ""}},  // in the part that no block covers
+  };
+  for (size_t i = 0; i < all.size(); ++i) {
+    for (size_t j = 0; j < all.size(); ++j) {
+      CAPTURE(i, j);
+      const auto first = look_up(all[i]), second = look_up(all[j]);
+      const uint64_t before = first->plan().usable_tokens;
+      Match* const matches[] = {first.get(), second.get()};
+      const absl::StatusOr<uint64_t> agreed = engine::Agree(matches);
+      if (i == j) {
+        CHECK(agreed.value() == before);
+      } else {
+        CHECK(base::FieldOf(agreed.status()) == "matches");
+        CHECK(first->plan().usable_tokens == before);
+        CHECK(first->usable_limit() == engine::kNoPosition);
+      }
+    }
+  }
+}
+
 TEST_CASE("matches of several ranks agree on a length that each can reach") {
   Store a(HybridLayout(), 1 << 20, plan::SnapshotPolicy::Zero());
   Store b(HybridLayout(), 1 << 20, plan::SnapshotPolicy::Zero());
