@@ -22,17 +22,19 @@ namespace {
 template <typename T>
 void PackAll(const kvstrata_pack_rows_args& a) {
   const T* source = static_cast<const T*>(a.source);
+  const uint64_t rope_stride = a.rope_dims == 0 ? 0 : a.rope_stride_bytes;  // `rope` may be null
   for (uint64_t row = 0; row < a.rows; ++row) {
     PackRow(a.format, source + row * a.source_stride, a.width, a.rope_dims, a.codes + row * a.code_stride_bytes,
-            a.rope + row * a.rope_stride_bytes, a.scales + row * a.scale_stride_bytes);
+            a.rope + row * rope_stride, a.scales + row * a.scale_stride_bytes);
   }
 }
 
 template <typename T>
 void UnpackAll(const kvstrata_unpack_rows_args& a) {
   T* destination = static_cast<T*>(a.destination);
+  const uint64_t rope_stride = a.rope_dims == 0 ? 0 : a.rope_stride_bytes;  // `rope` may be null
   for (uint64_t row = 0; row < a.rows; ++row) {
-    UnpackRow(a.format, a.codes + row * a.code_stride_bytes, a.rope + row * a.rope_stride_bytes,
+    UnpackRow(a.format, a.codes + row * a.code_stride_bytes, a.rope + row * rope_stride,
               a.scales + row * a.scale_stride_bytes, a.width, a.rope_dims, destination + row * a.destination_stride);
   }
 }

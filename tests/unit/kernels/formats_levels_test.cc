@@ -185,7 +185,8 @@ TEST_CASE("levels: other widths and strides") {
   std::vector<Shape> shapes = {{KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4, 32, 0},
                                {KVSTRATA_KERNELS_FORMAT_V41_ENTRY, 16, 0},
                                {KVSTRATA_KERNELS_FORMAT_V41_ENTRY, 48, 0},
-                               {KVSTRATA_KERNELS_FORMAT_V41_WINDOW, 96, 0}};
+                               {KVSTRATA_KERNELS_FORMAT_V41_WINDOW, 96, 0},
+                               {KVSTRATA_KERNELS_FORMAT_V41_WINDOW, 192, 0}};
   for (const uint32_t width : {2u, 6u, 14u, 18u, 30u, 34u, 66u, 200u, 512u}) {
     shapes.push_back({KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP8, width, 0});
   }
