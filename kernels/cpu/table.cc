@@ -20,6 +20,8 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   kvstrata_kernels table = *reference::Table();
   table.level = static_cast<uint32_t>(named.level);
   table.name = named.name;
+  // A Fill function is itself code of its level, and a compiler stores two pointers with the level's vectors.
+  if (named.level > BestLevel()) return table;
   FillFormats(named.level, table);
   FillAttention(named.level, table);
   FillPositions(named.level, table);
