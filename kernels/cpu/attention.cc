@@ -22,16 +22,15 @@
 #include "kernels/cpu/targets-inl.h"
 #include "kernels/reference/functions.h"
 #include "kernels/reference/scalar.h"
+// After targets-inl.h, whose toggle they follow.
+#include "kernels/cpu/formats-inl.h"
+#include "kernels/cpu/math-inl.h"
 
+#if KVSTRATA_CPU_VECTORS
 HWY_BEFORE_NAMESPACE();
 namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 namespace {
-
-#if HWY_TARGET == HWY_SCALAR
-// One lane: the portable level keeps the reference, which Fill would not replace (targets-inl.h).
-[[maybe_unused]] void Fill(kvstrata_kernels&) {}
-#else
 
 using Floats = hn::ScalableTag<float>;
 using Words = hn::ScalableTag<uint32_t>;
@@ -90,31 +89,22 @@ uint64_t LayWorkspace(const kvstrata_attention_args& a, Work& work) {
 
 // ---- rows ---------------------------------------------------------------------------------------------------------
 
-void WidenBf16(const uint16_t* source, uint64_t count, float* out) {
-  const Words words;
-  const hn::Rebind<uint16_t, Words> halves;
-  const uint64_t lanes = hn::Lanes(words);
-  uint64_t i = 0;
-  for (; i + lanes <= count; i += lanes) {
-    const auto bits = hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, source + i)));
-    hn::StoreU(hn::BitCast(Floats(), bits), Floats(), out + i);
-  }
-  for (; i < count; ++i) out[i] = reference::Bf16ToF32(source[i]);
-}
-
 // A row of either type as floats, zero-padded.
 void BringTyped(const void* row, int32_t type, uint64_t width, uint64_t padded, float* out) {
   if (type == KVSTRATA_KERNELS_F32) {
     std::memcpy(out, row, width * sizeof(float));
   } else {
-    WidenBf16(static_cast<const uint16_t*>(row), width, out);
+    UnpackRope(static_cast<const uint8_t*>(row), static_cast<uint32_t>(width), out);
   }
   std::fill(out + width, out + padded, 0.0f);
 }
 
 void BringRow(const RowSource& source, uint64_t row, uint64_t padded, float* out) {
   if (!source.IsPacked()) return BringTyped(source.Row(row), source.type, source.width, padded, out);
-  reference::UnpackRow(source.format, source.planes, row, source.width, source.shape.rope_dims, out);
+  const kvstrata_packed_planes& planes = source.planes;
+  const uint8_t* rope = source.shape.rope_bytes != 0 ? planes.rope + row * planes.rope_stride_bytes : nullptr;
+  UnpackRow(source.format, planes.codes + row * planes.code_stride_bytes, rope,
+            planes.scales + row * planes.scale_stride_bytes, source.width, source.shape.rope_dims, out);
   std::fill(out + source.width, out + padded, 0.0f);
 }
 
@@ -198,40 +188,6 @@ void LogitBlock(const Work& work, uint64_t heads, uint64_t begin, uint64_t end, 
 
 // ---- softmax ------------------------------------------------------------------------------------------------------
 
-// Round to nearest even; a NaN is made quiet, as its payload may lie in the dropped half.
-HWY_INLINE hn::Vec<Words> Bf16Words(Vector v) {
-  const Words words;
-  const auto bits = hn::BitCast(words, v);
-  const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1u));
-  const auto rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7FFFu)), odd);
-  const auto is_nan = hn::Gt(hn::And(bits, hn::Set(words, 0x7FFFFFFFu)), hn::Set(words, 0x7F800000u));
-  return hn::ShiftRight<16>(hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(words, 0x400000u)), rounded));
-}
-
-HWY_INLINE Vector RoundBf16(Vector v) { return hn::BitCast(Floats(), hn::ShiftLeft<16>(Bf16Words(v))); }
-
-// e^x for x <= 0 with the steps of reference/scalar.h, fused; within 2 ulp.
-HWY_INLINE Vector ExpNonPositive(Vector x) {
-  const Floats floats;
-  const Words words;
-  const auto too_low = hn::Lt(x, hn::Set(floats, -87.0f));
-  const Vector magic = hn::Set(floats, 12582912.0f);
-  const Vector clamped = hn::IfThenElse(too_low, hn::Set(floats, -87.0f), x);
-  const Vector shifted = hn::MulAdd(clamped, hn::Set(floats, 1.44269504088896341f), magic);
-  const Vector n = hn::Sub(shifted, magic);
-  const Vector high = hn::NegMulAdd(n, hn::Set(floats, 0.693145751953125f), clamped);
-  const Vector r = hn::NegMulAdd(n, hn::Set(floats, 1.42860682030941723e-6f), high);
-  Vector p = hn::MulAdd(r, hn::Set(floats, 1.0f / 5040.0f), hn::Set(floats, 1.0f / 720.0f));
-  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f / 120.0f));
-  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f / 24.0f));
-  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f / 6.0f));
-  p = hn::MulAdd(p, r, hn::Set(floats, 0.5f));
-  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(floats, 1.0f));
-  const auto power = hn::ShiftLeft<23>(hn::Add(hn::BitCast(words, shifted), hn::Set(words, 127u)));
-  return hn::IfThenZeroElse(too_low, hn::Mul(p, hn::BitCast(floats, power)));
-}
-
 // Logits to probabilities, rounded if the profile rounds; returns their unrounded sum and the sink's. Behind `count`
 // up to a whole vector there is room.
 float Softmax(float* logits, uint64_t count, const float* sink, bool round) {
@@ -247,7 +203,7 @@ float Softmax(float* logits, uint64_t count, const float* sink, bool round) {
   const float largest = hn::GetLane(hn::MaxOfLanes(floats, most));
   Vector total = hn::Zero(floats);
   for (uint64_t i = 0; i < padded; i += lanes) {
-    const Vector p = ExpNonPositive(hn::Sub(hn::Load(floats, logits + i), hn::Set(floats, largest)));
+    const Vector p = ExpNonPositive(floats, hn::Sub(hn::Load(floats, logits + i), hn::Set(floats, largest)));
     total = hn::Add(total, p);
     hn::Store(round ? RoundBf16(p) : p, floats, logits + i);
   }
@@ -321,14 +277,7 @@ void StoreRow(const float* row, int32_t type, uint64_t width, void* out) {
     std::memcpy(out, row, width * sizeof(float));
     return;
   }
-  const Floats floats;
-  const hn::Rebind<uint16_t, Words> halves;
-  uint16_t* destination = static_cast<uint16_t*>(out);
-  uint64_t c = 0;
-  for (; c + hn::Lanes(floats) <= width; c += hn::Lanes(floats)) {
-    hn::StoreU(hn::TruncateTo(halves, Bf16Words(hn::Load(floats, row + c))), halves, destination + c);
-  }
-  for (; c < width; ++c) destination[c] = reference::F32ToBf16(row[c]);
+  PackRope(row, static_cast<uint32_t>(width), static_cast<uint8_t*>(out));
 }
 
 // The sums of one head to its output.
@@ -399,16 +348,15 @@ int32_t Attention(const kvstrata_attention_args* args, void*) {
   return kOk;
 }
 
-// Unused where the portable level keeps the reference.
-[[maybe_unused]] void Fill(kvstrata_kernels& table) {
+void Fill(kvstrata_kernels& table) {
   table.attention = Attention;
   table.attention_workspace_bytes = AttentionWorkspaceBytes;
 }
-#endif
 
 }  // namespace
 }  // namespace kvstrata::kernels::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
+#endif
 
 #if HWY_ONCE
 namespace kvstrata::kernels::cpu {

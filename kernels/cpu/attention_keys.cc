@@ -31,7 +31,6 @@ RowSource MakeSource(const kvstrata_attention_args& a, const void* rows, uint64_
 }
 
 void PrefetchBytes(const uint8_t* begin, uint64_t bytes) {
-  if (bytes == 0) return;
   const uint8_t* last = begin + bytes - 1;
   for (const uint8_t* line = begin; line < last; line += kLineBytes) __builtin_prefetch(line);
   __builtin_prefetch(last);
@@ -110,7 +109,8 @@ void PrefetchRow(const RowSource& source, uint64_t row) {
   }
   const kvstrata_packed_planes& planes = source.planes;
   PrefetchBytes(planes.codes + row * planes.code_stride_bytes, source.shape.code_bytes);
-  PrefetchBytes(planes.rope + row * planes.rope_stride_bytes, source.shape.rope_bytes);
+  if (source.shape.rope_bytes != 0)
+    PrefetchBytes(planes.rope + row * planes.rope_stride_bytes, source.shape.rope_bytes);
   PrefetchBytes(planes.scales + row * planes.scale_stride_bytes, source.shape.scale_bytes);
 }
 

@@ -26,7 +26,10 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   FillAttention(named.level, table);
   FillPositions(named.level, table);
 #if defined(__x86_64__)
-  if (named.level == Level::kAvx512Bf16) FillAvx512Bf16Formats(table);
+  if (named.level == Level::kAvx512Bf16) {
+    FillAvx512Bf16Formats(table);
+    FillAvx512Bf16Attention(table);
+  }
 #endif
   return table;
 }
