@@ -25,6 +25,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   FillFormats(named.level, table);
   FillAttention(named.level, table);
   FillPositions(named.level, table);
+  FillCompress(named.level, table);
 #if defined(__x86_64__)
   if (named.level == Level::kAvx512Bf16) {
     FillAvx512Bf16Formats(table);

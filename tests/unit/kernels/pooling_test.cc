@@ -46,7 +46,8 @@ Input MakeInput(const Config& c, uint64_t tokens, uint64_t seed) {
 }
 
 // Feeds tokens [begin, end) at positions begin + shift and returns the emitted rows.
-std::vector<float> Feed(const Config& c, const Input& in, State& s, uint64_t begin, uint64_t end, uint64_t shift = 0) {
+std::vector<float> Feed(const kvstrata_kernels& k, const Config& c, const Input& in, State& s, uint64_t begin,
+                        uint64_t end, uint64_t shift = 0) {
   auto a = Args<kvstrata_pool_args>();
   a.flags = c.overlap ? KVSTRATA_KERNELS_POOL_OVERLAP : 0;
   a.ratio = c.ratio;
@@ -63,7 +64,7 @@ std::vector<float> Feed(const Config& c, const Input& in, State& s, uint64_t beg
   a.entry_capacity = (end + shift) / c.ratio - (begin + shift) / c.ratio;
   std::vector<float> entries(a.entry_capacity * c.width);
   a.entries = entries.data();
-  REQUIRE((c.hca ? Reference().hca_pool : Reference().csa_pool)(&a, nullptr) == 0);
+  REQUIRE((c.hca ? k.hca_pool : k.csa_pool)(&a, nullptr) == 0);
   return entries;
 }
 
@@ -109,6 +110,13 @@ const Config kConfigs[] = {
     {1, 64, false, false, false},  // V4.1, ratio 1
     {128, 24, false, true, true},  // V4's HCA
     {16, 24, false, true, true},
+    // Whatever else the contract allows: every ratio with and without overlap and bias, widths that are no multiple
+    // of anything, more channels than one pass of a level may take at once.
+    {1, 19, true, true, false},
+    {2, 47, true, false, false},
+    {3, 33, false, true, true},
+    {12, 35, true, true, false},
+    {13, 530, false, true, true},
 };
 
 std::vector<size_t> DifferentRows(const std::vector<float>& a, const std::vector<float>& b, uint32_t width) {
@@ -122,128 +130,146 @@ std::vector<size_t> DifferentRows(const std::vector<float>& a, const std::vector
 }  // namespace
 
 TEST_CASE("pooled entries follow the formula") {
-  for (const Config& c : kConfigs) {
-    const uint64_t seed = 31 + c.ratio;
-    const uint64_t tokens = 5 * uint64_t{c.ratio} + 1;
-    INFO("seed " << seed << " ratio " << c.ratio);
-    const Input in = MakeInput(c, tokens, seed);
-    State s = FreshState(c);
-    const std::vector<float> entries = Feed(c, in, s, 0, tokens);
-    REQUIRE(entries.size() == tokens / c.ratio * c.width);
-    // Gates below 6 in size: differences carry 12 * 2^-24 absolute error into exp, which adds 2 ulp; each sum of n
-    // positive weights n/2 on average, bounded by n. Values up to 2.
-    const double n = c.overlap ? 2.0 * c.ratio : c.ratio;
-    const double tolerance = 2.0 * (2 * (12 + 4) + 2 * n + 2) * kUnit;
-    double worst = 0;
-    for (size_t i = 0; i < entries.size() / c.width; ++i) {
-      for (uint32_t j = 0; j < c.width; ++j) {
-        worst = std::max(worst, std::fabs(entries[i * c.width + j] - Expected(c, in, i, j)));
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    for (const Config& c : kConfigs) {
+      const uint64_t seed = 31 + c.ratio;
+      const uint64_t tokens = 5 * uint64_t{c.ratio} + 1;
+      INFO("seed " << seed << " ratio " << c.ratio);
+      const Input in = MakeInput(c, tokens, seed);
+      State s = FreshState(c);
+      const std::vector<float> entries = Feed(*k, c, in, s, 0, tokens);
+      REQUIRE(entries.size() == tokens / c.ratio * c.width);
+      // Gates below 6 in size: differences carry 12 * 2^-24 absolute error into exp, which adds 2 ulp; each sum of n
+      // positive weights n/2 on average, bounded by n. Values up to 2.
+      const double n = c.overlap ? 2.0 * c.ratio : c.ratio;
+      const double tolerance = 2.0 * (2 * (12 + 4) + 2 * n + 2) * kUnit;
+      double worst = 0;
+      for (size_t i = 0; i < entries.size() / c.width; ++i) {
+        for (uint32_t j = 0; j < c.width; ++j) {
+          worst = std::max(worst, std::fabs(entries[i * c.width + j] - Expected(c, in, i, j)));
+        }
       }
+      CHECK(worst <= tolerance);
     }
-    CHECK(worst <= tolerance);
   }
 }
 
 TEST_CASE("one shot, single steps and chunks give the same bits, and so does the state") {
-  for (const Config& c : kConfigs) {
-    const uint64_t seed = 41 + c.ratio;
-    const uint64_t tokens = 3 * uint64_t{c.ratio} + 7;
-    INFO("seed " << seed << " ratio " << c.ratio);
-    const Input in = MakeInput(c, tokens, seed);
-    State one_shot = FreshState(c);
-    const std::vector<float> expected = Feed(c, in, one_shot, 0, tokens);
-    Random random(seed);
-    for (int way = 0; way < 12; ++way) {
-      State s = FreshState(c);
-      std::vector<float> got;
-      for (uint64_t p = 0; p < tokens;) {
-        uint64_t step = way == 0 ? 1 : way == 1 ? 3 : way == 2 ? c.ratio : 1 + random.Below(2 * uint64_t{c.ratio});
-        step = std::min(step, tokens - p);
-        Append(got, Feed(c, in, s, p, p + step));
-        p += step;
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    for (const Config& c : kConfigs) {
+      const uint64_t seed = 41 + c.ratio;
+      const uint64_t tokens = 3 * uint64_t{c.ratio} + 7;
+      INFO("seed " << seed << " ratio " << c.ratio);
+      const Input in = MakeInput(c, tokens, seed);
+      State one_shot = FreshState(c);
+      const std::vector<float> expected = Feed(*k, c, in, one_shot, 0, tokens);
+      Random random(seed);
+      for (int way = 0; way < 12; ++way) {
+        State s = FreshState(c);
+        std::vector<float> got;
+        for (uint64_t p = 0; p < tokens;) {
+          uint64_t step = way == 0 ? 1 : way == 1 ? 3 : way == 2 ? c.ratio : 1 + random.Below(2 * uint64_t{c.ratio});
+          step = std::min(step, tokens - p);
+          Append(got, Feed(*k, c, in, s, p, p + step));
+          p += step;
+        }
+        CHECK(SameBits(got, expected));
+        const State a = Saved(c, s, tokens);
+        const State b = Saved(c, one_shot, tokens);
+        CHECK(SameBits(a.prev_values, b.prev_values));
+        CHECK(SameBits(a.prev_gates, b.prev_gates));
+        CHECK(SameBits(a.open_values, b.open_values));
+        CHECK(SameBits(a.open_gates, b.open_gates));
       }
-      CHECK(SameBits(got, expected));
-      const State a = Saved(c, s, tokens);
-      const State b = Saved(c, one_shot, tokens);
-      CHECK(SameBits(a.prev_values, b.prev_values));
-      CHECK(SameBits(a.prev_gates, b.prev_gates));
-      CHECK(SameBits(a.open_values, b.open_values));
-      CHECK(SameBits(a.open_gates, b.open_gates));
     }
   }
 }
 
 TEST_CASE("resuming at any position from the saved state gives the same bits") {
-  for (const Config& c : kConfigs) {
-    const uint64_t seed = 51 + c.ratio;
-    const uint64_t tokens = 3 * uint64_t{c.ratio} + 5;
-    INFO("seed " << seed << " ratio " << c.ratio);
-    const Input in = MakeInput(c, tokens, seed);
-    State all = FreshState(c);
-    const std::vector<float> expected = Feed(c, in, all, 0, tokens);
-    for (uint64_t p = 0; p <= tokens; ++p) {
-      State s = FreshState(c);
-      std::vector<float> got = Feed(c, in, s, 0, p);
-      State restored = Saved(c, s, p);
-      Append(got, Feed(c, in, restored, p, tokens));
-      REQUIRE(SameBits(got, expected));
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    for (const Config& c : kConfigs) {
+      const uint64_t seed = 51 + c.ratio;
+      const uint64_t tokens = 3 * uint64_t{c.ratio} + 5;
+      INFO("seed " << seed << " ratio " << c.ratio);
+      const Input in = MakeInput(c, tokens, seed);
+      State all = FreshState(c);
+      const std::vector<float> expected = Feed(*k, c, in, all, 0, tokens);
+      for (uint64_t p = 0; p <= tokens; ++p) {
+        State s = FreshState(c);
+        std::vector<float> got = Feed(*k, c, in, s, 0, p);
+        State restored = Saved(c, s, p);
+        Append(got, Feed(*k, c, in, restored, p, tokens));
+        REQUIRE(SameBits(got, expected));
+      }
     }
   }
 }
 
 TEST_CASE("negative control: without the overlap carry exactly the first entry after the resume is wrong") {
-  const Config c{4, 32, true, true, false};
-  const uint64_t seed = 61;
-  INFO("seed " << seed);
-  const uint64_t tokens = 40;
-  const Input in = MakeInput(c, tokens, seed);
-  State all = FreshState(c);
-  const std::vector<float> expected = Feed(c, in, all, 0, tokens);
-  for (uint64_t p = 4; p < 37; ++p) {
-    State s = FreshState(c);
-    std::vector<float> got = Feed(c, in, s, 0, p);
-    State restored = Saved(c, s, p);
-    restored.prev_values.assign(restored.prev_values.size(), 0.0f);
-    restored.prev_gates.assign(restored.prev_gates.size(), -kInfinity);
-    Append(got, Feed(c, in, restored, p, tokens));
-    CAPTURE(p);
-    CHECK(DifferentRows(got, expected, c.width) == std::vector<size_t>{p / 4});
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    const Config c{4, 32, true, true, false};
+    const uint64_t seed = 61;
+    INFO("seed " << seed);
+    const uint64_t tokens = 40;
+    const Input in = MakeInput(c, tokens, seed);
+    State all = FreshState(c);
+    const std::vector<float> expected = Feed(*k, c, in, all, 0, tokens);
+    for (uint64_t p = 4; p < 37; ++p) {
+      State s = FreshState(c);
+      std::vector<float> got = Feed(*k, c, in, s, 0, p);
+      State restored = Saved(c, s, p);
+      restored.prev_values.assign(restored.prev_values.size(), 0.0f);
+      restored.prev_gates.assign(restored.prev_gates.size(), -kInfinity);
+      Append(got, Feed(*k, c, in, restored, p, tokens));
+      CAPTURE(p);
+      CHECK(DifferentRows(got, expected, c.width) == std::vector<size_t>{p / 4});
+    }
   }
 }
 
 TEST_CASE("negative control: position bias restarted at 0 after a resume changes the entries") {
-  const Config c{4, 32, true, true, false};
-  const uint64_t seed = 62;
-  INFO("seed " << seed);
-  const Input in = MakeInput(c, 32, seed);
-  State all = FreshState(c);
-  const std::vector<float> expected = Feed(c, in, all, 0, 32);
-  // Resume at P = 10 with the bias of slot (t - 10) mod 4 instead of t mod 4: two slots off.
-  Input shifted = in;
-  for (uint64_t slot = 0; slot < 4; ++slot) {
-    const auto from = in.ape.begin() + static_cast<std::ptrdiff_t>((slot + 2) % 4 * c.channels());
-    std::copy(from, from + static_cast<std::ptrdiff_t>(c.channels()),
-              shifted.ape.begin() + static_cast<std::ptrdiff_t>(slot * c.channels()));
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    const Config c{4, 32, true, true, false};
+    const uint64_t seed = 62;
+    INFO("seed " << seed);
+    const Input in = MakeInput(c, 32, seed);
+    State all = FreshState(c);
+    const std::vector<float> expected = Feed(*k, c, in, all, 0, 32);
+    // Resume at P = 10 with the bias of slot (t - 10) mod 4 instead of t mod 4: two slots off.
+    Input shifted = in;
+    for (uint64_t slot = 0; slot < 4; ++slot) {
+      const auto from = in.ape.begin() + static_cast<std::ptrdiff_t>((slot + 2) % 4 * c.channels());
+      std::copy(from, from + static_cast<std::ptrdiff_t>(c.channels()),
+                shifted.ape.begin() + static_cast<std::ptrdiff_t>(slot * c.channels()));
+    }
+    State s = FreshState(c);
+    std::vector<float> got = Feed(*k, c, in, s, 0, 10);
+    Append(got, Feed(*k, c, shifted, s, 10, 32));
+    CHECK(DifferentRows(got, expected, c.width) == std::vector<size_t>{2, 3, 4, 5, 6, 7});
   }
-  State s = FreshState(c);
-  std::vector<float> got = Feed(c, in, s, 0, 10);
-  Append(got, Feed(c, shifted, s, 10, 32));
-  CHECK(DifferentRows(got, expected, c.width) == std::vector<size_t>{2, 3, 4, 5, 6, 7});
 }
 
 TEST_CASE("a gate of minus infinity has no weight; equal gates give the mean") {
-  const Config c{4, 8, true, false, false};
-  Input in;
-  in.values.assign(8 * c.channels(), 0.0f);
-  in.gates.assign(8 * c.channels(), 0.0f);
-  for (uint64_t t = 0; t < 8; ++t) {
-    for (uint64_t j = 0; j < c.channels(); ++j) in.values[t * c.channels() + j] = static_cast<float>(t);
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    const Config c{4, 8, true, false, false};
+    Input in;
+    in.values.assign(8 * c.channels(), 0.0f);
+    in.gates.assign(8 * c.channels(), 0.0f);
+    for (uint64_t t = 0; t < 8; ++t) {
+      for (uint64_t j = 0; j < c.channels(); ++j) in.values[t * c.channels() + j] = static_cast<float>(t);
+    }
+    for (uint64_t j = 0; j < 8; ++j) in.gates[7 * c.channels() + 8 + j] = -kInfinity;
+    State s = FreshState(c);
+    const std::vector<float> entries = Feed(*k, c, in, s, 0, 8);
+    CHECK(entries[0] == 1.5f);          // tokens 0..3
+    CHECK(entries[8] == 21.0f / 7.0f);  // tokens 0..6
   }
-  for (uint64_t j = 0; j < 8; ++j) in.gates[7 * c.channels() + 8 + j] = -kInfinity;
-  State s = FreshState(c);
-  const std::vector<float> entries = Feed(c, in, s, 0, 8);
-  CHECK(entries[0] == 1.5f);          // tokens 0..3
-  CHECK(entries[8] == 21.0f / 7.0f);  // tokens 0..6
 }
 
 namespace {
@@ -265,8 +291,7 @@ Emit EmitArgs(uint32_t width, uint64_t seed) {
 }
 
 // The rounding points of profile Q one by one, through the single functions.
-std::vector<float> StepByStep(const Emit& e, std::vector<float> rows) {
-  const kvstrata_kernels& k = Reference();
+std::vector<float> StepByStep(const kvstrata_kernels& k, const Emit& e, std::vector<float> rows) {
   const uint32_t width = e.args.width;
   auto convert = Args<kvstrata_convert_args>();
   convert.count = rows.size();
@@ -311,46 +336,49 @@ std::vector<float> StepByStep(const Emit& e, std::vector<float> rows) {
 }  // namespace
 
 TEST_CASE("emit_entries is the composition of its steps, for main entries and index keys") {
-  for (const bool index : {false, true}) {
-    const uint64_t seed = index ? 72 : 71;
-    INFO("seed " << seed);
-    Emit e = EmitArgs(index ? 128 : 512, seed);
-    e.args.format = index ? KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 : KVSTRATA_KERNELS_FORMAT_V4_ROW;
-    e.args.flags = index ? KVSTRATA_KERNELS_EMIT_HADAMARD : 0;
-    const std::vector<float> pooled = Random(seed + 10).Floats(3 * uint64_t{e.args.width}, 3.0f);
-    e.args.rows = 3;
-    e.args.pooled = pooled.data();
-    e.args.norm_weight = e.weight.data();
-    e.args.frequencies = e.frequencies.data();
-    for (const int32_t profile : {KVSTRATA_KERNELS_PROFILE_Q, KVSTRATA_KERNELS_PROFILE_S}) {
-      std::vector<float> out(pooled.size());
-      e.args.profile = profile;
-      e.args.entries = out.data();
-      REQUIRE(Reference().emit_entries(&e.args, nullptr) == 0);
-      CHECK(SameBits(out, StepByStep(e, pooled)));
-    }
-    std::vector<float> f(pooled.size());
-    e.args.profile = KVSTRATA_KERNELS_PROFILE_F;
-    e.args.entries = f.data();
-    REQUIRE(Reference().emit_entries(&e.args, nullptr) == 0);
-    // Profile F in double, row 2: its position is (100 + 2) * 4.
-    const float* row = pooled.data() + 2 * uint64_t{e.args.width};
-    double squares = 0;
-    for (uint32_t i = 0; i < e.args.width; ++i) squares += static_cast<double>(row[i]) * row[i];
-    const double inverse = 1 / std::sqrt(squares / e.args.width + 1e-6);
-    const auto normed = [&](uint32_t i) { return row[i] * inverse * e.weight[i]; };
-    for (uint32_t i = 0; i < e.args.width; i += 2) {
-      double x = normed(i);
-      double y = normed(i + 1);
-      if (i >= e.args.width - 64) {
-        const double angle = 408.0f * e.frequencies[(i - (e.args.width - 64)) / 2];
-        const double turned = x * std::cos(angle) - y * std::sin(angle);
-        y = x * std::sin(angle) + y * std::cos(angle);
-        x = turned;
+  for (const kvstrata_kernels* k : Levels()) {
+    INFO(k->name);
+    for (const bool index : {false, true}) {
+      const uint64_t seed = index ? 72 : 71;
+      INFO("seed " << seed);
+      Emit e = EmitArgs(index ? 128 : 512, seed);
+      e.args.format = index ? KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4 : KVSTRATA_KERNELS_FORMAT_V4_ROW;
+      e.args.flags = index ? KVSTRATA_KERNELS_EMIT_HADAMARD : 0;
+      const std::vector<float> pooled = Random(seed + 10).Floats(3 * uint64_t{e.args.width}, 3.0f);
+      e.args.rows = 3;
+      e.args.pooled = pooled.data();
+      e.args.norm_weight = e.weight.data();
+      e.args.frequencies = e.frequencies.data();
+      for (const int32_t profile : {KVSTRATA_KERNELS_PROFILE_Q, KVSTRATA_KERNELS_PROFILE_S}) {
+        std::vector<float> out(pooled.size());
+        e.args.profile = profile;
+        e.args.entries = out.data();
+        REQUIRE(k->emit_entries(&e.args, nullptr) == 0);
+        CHECK(SameBits(out, StepByStep(*k, e, pooled)));
       }
-      // 30 roundings of numbers up to 2 * 2 * sqrt(3).
-      CHECK(std::fabs(f[2 * uint64_t{e.args.width} + i] - x) < 30 * kUnit * 7);
-      CHECK(std::fabs(f[2 * uint64_t{e.args.width} + i + 1] - y) < 30 * kUnit * 7);
+      std::vector<float> f(pooled.size());
+      e.args.profile = KVSTRATA_KERNELS_PROFILE_F;
+      e.args.entries = f.data();
+      REQUIRE(k->emit_entries(&e.args, nullptr) == 0);
+      // Profile F in double, row 2: its position is (100 + 2) * 4.
+      const float* row = pooled.data() + 2 * uint64_t{e.args.width};
+      double squares = 0;
+      for (uint32_t i = 0; i < e.args.width; ++i) squares += static_cast<double>(row[i]) * row[i];
+      const double inverse = 1 / std::sqrt(squares / e.args.width + 1e-6);
+      const auto normed = [&](uint32_t i) { return row[i] * inverse * e.weight[i]; };
+      for (uint32_t i = 0; i < e.args.width; i += 2) {
+        double x = normed(i);
+        double y = normed(i + 1);
+        if (i >= e.args.width - 64) {
+          const double angle = 408.0f * e.frequencies[(i - (e.args.width - 64)) / 2];
+          const double turned = x * std::cos(angle) - y * std::sin(angle);
+          y = x * std::sin(angle) + y * std::cos(angle);
+          x = turned;
+        }
+        // 30 roundings of numbers up to 2 * 2 * sqrt(3).
+        CHECK(std::fabs(f[2 * uint64_t{e.args.width} + i] - x) < 30 * kUnit * 7);
+        CHECK(std::fabs(f[2 * uint64_t{e.args.width} + i + 1] - y) < 30 * kUnit * 7);
+      }
     }
   }
 }

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compressors of the cpu levels: pooling, emitting, and both at once with the packing (reference sections 2, 4, 7
+// and 11). Owns the functions of the table; pooling is that of pooling-inl.h.
+//
+// I1: `compress` runs each entry through the code of the three calls it stands for, so its result is theirs.
+//
+// Thread rule: pure functions over the caller's state; calls that write the same memory must not run at once.
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "kernels/cpu/compress.cc"
+#include <cstring>
+
+#include "kernels/arguments.h"
+#include "kernels/cpu/level.h"
+#include "kernels/cpu/targets-inl.h"
+#include "kernels/reference/functions.h"
+// After targets-inl.h, whose toggle it follows.
+#include "kernels/cpu/formats-inl.h"
+#include "kernels/cpu/pooling-inl.h"
+#include "kernels/cpu/positions-inl.h"
+
+#if KVSTRATA_CPU_VECTORS
+HWY_BEFORE_NAMESPACE();
+namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
+namespace {
+
+// ---- pooling -----------------------------------------------------------------------------------------------------
+
+class EntryRows {
+ public:
+  explicit EntryRows(const kvstrata_pool_args& a) : entries_(a.entries), stride_(a.entry_stride) {}
+  float* Row(uint64_t n) const { return entries_ + n * stride_; }
+  void Done(uint64_t) const {}
+
+ private:
+  float* const entries_;
+  const uint64_t stride_;
+};
+
+int32_t CsaPool(const kvstrata_pool_args* args, void*) {
+  kvstrata_pool_args a;
+  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  EntryRows rows(a);
+  PoolTokens(a, rows);
+  return kOk;
+}
+
+int32_t HcaPool(const kvstrata_pool_args* args, void* stream) {
+  kvstrata_pool_args a;
+  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  if ((a.flags & KVSTRATA_KERNELS_POOL_OVERLAP) != 0) return kInvalidArgument;
+  return CsaPool(args, stream);
+}
+
+// ---- from a pooled row to a stored one ---------------------------------------------------------------------------
+
+// V4_ROW keeps its rotated channels apart from the quantised ones.
+uint32_t PackedRopeDims(int32_t format, uint32_t rope_dims) {
+  return format == KVSTRATA_KERNELS_FORMAT_V4_ROW ? rope_dims : 0;
+}
+
+// In place; the steps of reference::EmitRow.
+void EmitRow(const kvstrata_emit_entries_args& a, uint64_t entry, float* row) {
+  const bool round = reference::Rounds(a.profile);
+  if (round) RoundRow(row, a.width);
+  if ((a.flags & KVSTRATA_KERNELS_EMIT_NO_NORM) == 0) NormRow(row, a.norm_weight, a.eps, a.width, round, row);
+  // The entry carries the position of the first token of its own block.
+  const int64_t position = static_cast<int64_t>(entry * a.ratio);
+  RopeHeads(row + (a.width - a.rope_dims), 1, 0, a.frequencies, a.rope_dims, position, false, round);
+  if (!round) return;
+  if ((a.flags & KVSTRATA_KERNELS_EMIT_HADAMARD) != 0) {
+    a.width >= FloatLanes() ? HadamardRow(row, a.width, true) : reference::HadamardRow(row, a.width, true);
+  }
+  if (a.format == KVSTRATA_KERNELS_FORMAT_NONE) return;
+  QuantizeRow(a.format, row, a.width, PackedRopeDims(a.format, a.rope_dims));
+}
+
+int32_t EmitEntries(const kvstrata_emit_entries_args* args, void*) {
+  kvstrata_emit_entries_args a;
+  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  for (uint64_t n = 0; n < a.rows; ++n) {
+    float* row = a.entries + n * a.entry_stride;
+    std::memmove(row, a.pooled + n * a.pooled_stride, a.width * sizeof(float));
+    EmitRow(a, a.first_entry + n, row);
+  }
+  return kOk;
+}
+
+// ---- both at once ------------------------------------------------------------------------------------------------
+
+// The workspace is one row.
+uint64_t WorkspaceBytes(const kvstrata_compress_args& a) { return uint64_t{a.width} * sizeof(float); }
+
+int32_t CompressWorkspaceBytes(const kvstrata_compress_args* args, uint64_t* out_bytes) {
+  kvstrata_compress_args a;
+  if (const int32_t status = Prepare(args, a, Checks::kShapesOnly); status != kOk) return status;
+  if (out_bytes == nullptr) return kInvalidArgument;
+  *out_bytes = WorkspaceBytes(a);
+  return kOk;
+}
+
+class OutputRows {
+ public:
+  explicit OutputRows(const kvstrata_compress_args& a)
+      : a_(a), emit_(EmitPart(a)), first_entry_(a.position / a.ratio), row_(static_cast<float*>(a.workspace)) {}
+
+  float* Row(uint64_t n) const {
+    return a_.output_type == KVSTRATA_KERNELS_F32 ? static_cast<float*>(a_.entries) + n * a_.entry_stride : row_;
+  }
+
+  void Done(uint64_t n) const {
+    EmitRow(emit_, first_entry_ + n, Row(n));
+    if (a_.output_type == KVSTRATA_KERNELS_BF16) {
+      StoreBf16(row_, a_.width, static_cast<uint16_t*>(a_.entries) + n * a_.entry_stride);
+    } else if (a_.output_type == KVSTRATA_KERNELS_PACKED) {
+      const kvstrata_packed_planes& to = a_.packed;
+      PackRow(a_.format, row_, a_.width, PackedRopeDims(a_.format, a_.rope_dims), to.codes + n * to.code_stride_bytes,
+              to.rope != nullptr ? to.rope + n * to.rope_stride_bytes : nullptr, to.scales + n * to.scale_stride_bytes);
+    }
+  }
+
+ private:
+  static void StoreBf16(const float* row, uint32_t width, uint16_t* to) {
+    const uint32_t lanes = FloatLanes();
+    uint32_t i = 0;
+    for (; i + lanes <= width; i += lanes) StoreFloats(LoadFloats(row + i), to + i);
+    for (; i < width; ++i) StoreFloat(row[i], to + i);
+  }
+
+  const kvstrata_compress_args& a_;
+  const kvstrata_emit_entries_args emit_;
+  const uint64_t first_entry_;
+  float* const row_;
+};
+
+int32_t Compress(const kvstrata_compress_args* args, void*) {
+  kvstrata_compress_args a;
+  if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  if (!WorkspaceValid(a.workspace, a.workspace_bytes, WorkspaceBytes(a))) return kInvalidArgument;
+  OutputRows rows(a);
+  PoolTokens(PoolPart(a), rows);
+  return kOk;
+}
+
+void Fill(kvstrata_kernels& table) {
+  table.csa_pool = CsaPool;
+  table.hca_pool = HcaPool;
+  table.emit_entries = EmitEntries;
+  table.compress = Compress;
+  table.compress_workspace_bytes = CompressWorkspaceBytes;
+}
+
+}  // namespace
+}  // namespace kvstrata::kernels::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+#endif  // KVSTRATA_CPU_VECTORS
+
+#if HWY_ONCE
+namespace kvstrata::kernels::cpu {
+KVSTRATA_CPU_FILL(FillCompress, Fill)
+}  // namespace kvstrata::kernels::cpu
+#endif
