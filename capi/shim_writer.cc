@@ -17,12 +17,13 @@ absl::Status OpenWriter(kvstrata_namespace* name_space, const kvstrata_match* ma
   if (out == nullptr) return base::InvalidArgument("out", "NULL");
   const absl::StatusOr<kvstrata_writer_options> options = ReadOptionalStruct<kvstrata_writer_options>(given, "options");
   if (!options.ok()) return options.status();
-  constexpr uint32_t kKnown = KVSTRATA_WRITER_NO_ADMIT | KVSTRATA_WRITER_NO_SNAPSHOTS;
+  constexpr uint32_t kKnown = KVSTRATA_WRITER_NO_ADMIT | KVSTRATA_WRITER_NO_SNAPSHOTS | KVSTRATA_WRITER_ADMIT_INEXACT;
   if ((options->flags & ~kKnown) != 0) return base::InvalidArgument("options.flags", std::to_string(options->flags));
   if (options->reserved0 != 0) return base::InvalidArgument("options.reserved0", "not zero");
   engine::WriterOptions writer;
   writer.no_admit = (options->flags & KVSTRATA_WRITER_NO_ADMIT) != 0;
   writer.no_snapshots = (options->flags & KVSTRATA_WRITER_NO_SNAPSHOTS) != 0;
+  writer.admit_inexact = (options->flags & KVSTRATA_WRITER_ADMIT_INEXACT) != 0;
   writer.restart_multiple = options->restart_multiple;
   writer.start_tokens = options->start_tokens;
   writer.wait_ms = options->wait_ms;

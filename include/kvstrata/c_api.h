@@ -513,6 +513,7 @@ typedef struct kvstrata_stats {
   uint64_t recovered_blocks, recovered_snapshots;                          /* found by open                          */
   uint64_t skipped_corrupt, skipped_orphans, skipped_foreign, skipped_too_new; /* records not taken by open          */
   uint64_t foreign_layout_bytes; /* gauge: bytes of stored namespaces that no open handle uses                       */
+  uint64_t inexact_dropped; /* of the dropped blocks and snapshots: not exact, see KVSTRATA_WRITER_ADMIT_INEXACT      */
 } kvstrata_stats;
 
 KVSTRATA_API kvstrata_status kvstrata_cache_stats(kvstrata_cache* cache, kvstrata_stats* out, kvstrata_error* error);
@@ -825,7 +826,10 @@ KVSTRATA_API void kvstrata_plan_destroy(kvstrata_plan* plan);
  */
 enum {
   KVSTRATA_WRITER_NO_ADMIT = 1,    /* keeps the chain but stores nothing new (read-only request)                     */
-  KVSTRATA_WRITER_NO_SNAPSHOTS = 2
+  KVSTRATA_WRITER_NO_SNAPSHOTS = 2,
+  /* A writer that goes on after KVSTRATA_MODE_BOUNDED_REPLAY drops, and counts, the rows and states that follow from
+   * it: they are declared not exact, and who finds them later cannot tell. With this flag they are stored like any. */
+  KVSTRATA_WRITER_ADMIT_INEXACT = 4
 };
 
 typedef struct kvstrata_writer_options {
@@ -885,7 +889,7 @@ typedef struct kvstrata_commit_info {
   uint64_t blocks_stored, blocks_deduplicated, blocks_dropped; /* of this writer, since it was opened               */
   uint64_t snapshots_stored, snapshots_deduplicated, snapshots_dropped;
   uint64_t stored_bytes;
-  int32_t drop_reason;           /* status of the last drop, 0 = none                                               */
+  int32_t drop_reason;           /* status of the last drop, 0 = none; KVSTRATA_E_UNSUPPORTED: it was not exact     */
   uint32_t reserved0;
 } kvstrata_commit_info;
 

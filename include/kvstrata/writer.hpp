@@ -24,6 +24,7 @@ using commit_info = kvstrata_commit_info;
 struct writer_options {
   bool no_admit = false;  ///< keeps the chain but stores nothing new
   bool no_snapshots = false;
+  bool admit_inexact = false;          ///< stores also what follows from a bounded replay, which is not exact
   std::uint32_t restart_multiple = 0;  ///< snapshots only at multiples of it; 0 = 1
   /// With a match: tokens whose rows are already in the sources; 0 = its usable length.
   std::uint64_t start_tokens = 0;
@@ -35,7 +36,8 @@ struct writer_options {
   kvstrata_writer_options to_c() const noexcept {
     auto out = detail::sized<kvstrata_writer_options>();
     out.flags = (no_admit ? static_cast<std::uint32_t>(KVSTRATA_WRITER_NO_ADMIT) : 0u) |
-                (no_snapshots ? static_cast<std::uint32_t>(KVSTRATA_WRITER_NO_SNAPSHOTS) : 0u);
+                (no_snapshots ? static_cast<std::uint32_t>(KVSTRATA_WRITER_NO_SNAPSHOTS) : 0u) |
+                (admit_inexact ? static_cast<std::uint32_t>(KVSTRATA_WRITER_ADMIT_INEXACT) : 0u);
     out.restart_multiple = restart_multiple;
     out.start_tokens = start_tokens;
     out.wait_ms = wait_ms;

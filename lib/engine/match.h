@@ -11,6 +11,7 @@
 //       that is still busy with a restore does not hold it.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <limits>
 #include <memory>
@@ -54,7 +55,7 @@ struct LeaseHold {
   std::shared_ptr<Lease> lease;  // null: none was given
 };
 
-// All that a restore needs of a lookup; immutable once shared, but for the plan that Limit replaces before that.
+// All that a restore needs of a lookup; immutable once shared, but for the one atomic.
 struct MatchState {
   std::shared_ptr<Cache> cache;
   std::shared_ptr<NameSpace> name_space;
@@ -63,6 +64,8 @@ struct MatchState {
   LookupOptions options;
   uint64_t matched_blocks = 0;
   std::vector<MatchedBlock> blocks;
+  // Set when a restore has ended in a bounded replay: who goes on from the match then may be going on from that.
+  std::atomic<bool> ended_inexact{false};
   std::vector<trie::SnapshotInfo> snapshots;  // candidates, newest position first, tails equal by digest
   plan::Reason match_end = plan::Reason::kAbsent;
 

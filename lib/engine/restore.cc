@@ -652,6 +652,7 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
     while (signalling_) changed_.Wait(mutex_);
     if (result_.state != RestoreState::kRunning) return;
     const bool usable = state == RestoreState::kComplete || state == RestoreState::kShortened;
+    if (usable && plan_.mode == plan::Mode::kBoundedReplay) match_->ended_inexact = true;
     result_.plan = usable ? plan_ : plan::Plan{};
     if (!usable) result_.layers_ready = 0;
     result_.state = state;

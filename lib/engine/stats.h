@@ -32,6 +32,7 @@ struct Stats {
   uint64_t recovered_blocks = 0, recovered_snapshots = 0;
   uint64_t skipped_corrupt = 0, skipped_orphans = 0, skipped_foreign = 0, skipped_too_new = 0;
   uint64_t foreign_layout_bytes = 0;
+  uint64_t inexact_dropped = 0;
 };
 
 }  // namespace kvstrata::core::engine

@@ -24,6 +24,7 @@ struct Beginning {
   const MatchState* match = nullptr;
   uint64_t tokens = 0;
   plan::Mode mode = plan::Mode::kNone;
+  uint64_t write_floor = 0;
 };
 
 absl::StatusOr<Beginning> BeginningOf(const Match* match, const RestorePlan* restored, uint64_t start_tokens) {
@@ -36,7 +37,7 @@ absl::StatusOr<Beginning> BeginningOf(const Match* match, const RestorePlan* res
     if (result.state == RestoreState::kCreated || result.state == RestoreState::kRunning) {
       return base::MakeStatus(base::Code::kInvalidState, "options.plan", "has not ended");
     }
-    return Beginning{restored->match().get(), result.plan.usable_tokens, result.plan.mode};
+    return Beginning{restored->match().get(), result.plan.usable_tokens, result.plan.mode, result.plan.write_floor};
   }
   if (match == nullptr) {
     if (start_tokens > 0) return base::InvalidArgument("options.start_tokens", "needs a match");
@@ -48,7 +49,8 @@ absl::StatusOr<Beginning> BeginningOf(const Match* match, const RestorePlan* res
     return base::InvalidArgument("options.start_tokens",
                                  std::to_string(tokens) + " > the prompt's " + std::to_string(most));
   }
-  return Beginning{match->state().get(), tokens, match->plan().mode};
+  const plan::Mode mode = match->state()->ended_inexact ? plan::Mode::kBoundedReplay : match->plan().mode;
+  return Beginning{match->state().get(), tokens, mode, match->plan().write_floor};
 }
 
 }  // namespace
@@ -78,6 +80,9 @@ absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache
   writer->computed_ = begin->tokens;
   writer->reached_ = begin->tokens;
   if (begin->mode == plan::Mode::kFullReplay && begin->tokens > 0) writer->rebuilt_at_ = begin->tokens;
+  if (begin->mode == plan::Mode::kBoundedReplay && begin->tokens > 0 && !options.admit_inexact) {
+    writer->exact_end_ = std::min(begin->tokens, begin->write_floor);
+  }
   writer->stored_blocks_ = std::min(begin->tokens / name_space->facts.block_tokens, state.matched_blocks);
   for (uint64_t i = 0; i < writer->stored_blocks_; ++i) writer->keys_.push_back(state.blocks[i].key);
   return writer;
@@ -199,6 +204,8 @@ absl::Status Writer::Truncate(uint64_t length) {
   stored_blocks_ = std::min(stored_blocks_, blocks);
   tried_blocks_ = std::min(tried_blocks_, blocks);
   if (held_.position > length) held_ = {};
+  // What was restored stays exact; a sequence that begins anew is.
+  if (exact_end_ != kNoPosition) exact_end_ = length == 0 ? kNoPosition : std::min(exact_end_, length);
   return absl::OkStatus();
 }
 
@@ -251,8 +258,15 @@ void Writer::StoreBlocks(uint64_t blocks) {
   stored_blocks_ = blocks;
 }
 
+// `end`: of the tokens that a record describes.
+absl::Status Writer::CheckExact(uint64_t end) const {
+  if (end <= exact_end_) return absl::OkStatus();
+  return base::MakeStatus(base::Code::kUnsupported, "exact", "follows from a bounded replay, which is not exact");
+}
+
 void Writer::Drop(RecordClass record_class, const absl::Status& status) {
   base::MutexLock lock(cache_->mutex());
+  if (base::FieldOf(status) == "exact") cache_->counters().inexact_dropped += 1;
   const bool snapshot = record_class == RecordClass::kSnapshot;
   (snapshot ? cache_->counters().snapshots_dropped : cache_->counters().blocks_dropped) += 1;
   (snapshot ? progress_->snapshots_dropped : progress_->blocks_dropped) += 1;
@@ -262,6 +276,7 @@ void Writer::Drop(RecordClass record_class, const absl::Status& status) {
 // --- blocks ------------------------------------------------------------------------------------------------------
 
 absl::Status Writer::StoreBlock(uint64_t block) {
+  if (absl::Status status = CheckExact(name_space_->BlockEnd(block + 1)); !status.ok()) return status;
   const uint64_t payload = layout().BlockBytes(/*include_draft=*/true);
   absl::StatusOr<std::shared_ptr<Put>> put = CaptureBlock(block, payload);
   if (!put.ok()) return put.status();
@@ -450,6 +465,7 @@ void Writer::StoreSnapshot(uint64_t position) {
 }
 
 absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, bool to_hold) {
+  if (absl::Status status = CheckExact(kNoPosition); !status.ok()) return status;
   const uint64_t depth = position / name_space_->facts.block_tokens;
   const uint64_t first = name_space_->BlockEnd(depth);
   struct Part {
@@ -511,7 +527,8 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, 
 
 absl::StatusOr<std::vector<uint64_t>> Writer::SnapshotPositions(const Prompt& prompt) {
   if (absl::Status status = cache_->CheckUsable(); !status.ok()) return status;
-  if (options_.no_snapshots || options_.no_admit || !name_space_->facts.has_state) {
+  const bool inexact = exact_end_ != kNoPosition;
+  if (options_.no_snapshots || options_.no_admit || inexact || !name_space_->facts.has_state) {
     wanted_.clear();
     return wanted_;
   }

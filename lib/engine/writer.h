@@ -8,6 +8,8 @@
 //   I1  Rows are copied before Advance returns; sources are read during Advance, Snapshot and Commit only.
 //   I2  A block is submitted only with its parent in the index or on its way; so no chain in the store has a gap.
 //   I3  What cannot be stored is dropped and counted in the progress; the sequence itself goes on.
+//   I4  What follows from a bounded replay is stored only where the caller accepts it: it is declared not exact, and a
+//       record does not say so.
 #pragma once
 
 #include <cstdint>
@@ -28,6 +30,7 @@ namespace kvstrata::core::engine {
 struct WriterOptions {
   bool no_admit = false;
   bool no_snapshots = false;
+  bool admit_inexact = false;
   uint32_t restart_multiple = 0;
   uint64_t start_tokens = 0;
   uint64_t wait_ms = 0;    // 0: 1,000
@@ -87,6 +90,7 @@ class Writer {
   absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished);
   void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
   absl::Status Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth);
+  absl::Status CheckExact(uint64_t end) const;
   void Drop(RecordClass record_class, const absl::Status& status);
   int32_t PinnedDevice() const;
 
@@ -101,6 +105,7 @@ class Writer {
   uint64_t stored_blocks_ = 0;  // blocks that were submitted or found; those before it may have been evicted since
   uint64_t tried_blocks_ = 0;   // complete blocks at the last try to store
   uint64_t rebuilt_at_ = kNoPosition;  // start of a sequence whose state was rebuilt by a full replay
+  uint64_t exact_end_ = kNoPosition;   // rows of the tokens before it are exact; no state is, unless all is
   std::vector<uint64_t> wanted_;       // ascending positions at which snapshots are wanted
   uint64_t prompt_end_ = 0;            // of the last prompt that SnapshotPositions was asked for: decoding begins there
   std::vector<std::optional<Buffer>> sources_;  // by stream

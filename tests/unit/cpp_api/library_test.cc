@@ -184,6 +184,39 @@ TEST_CASE("a writer goes on from a restore that brought nothing") {
   CHECK(info->sequence_tokens == 0);
 }
 
+TEST_CASE("a writer says whether it takes what a bounded replay makes") {
+  for (const bool admit : {false, true}) {
+    kvstrata::cache cache = OpenMemory();
+    auto layout = SmallLayout();
+    layout.replay(kvstrata::replay_mode::bounded, 4, 1);
+    kvstrata::namespace_options never;
+    never.snapshot_policy = KVSTRATA_SNAPSHOT_NEVER;
+    auto name_space = cache.open_namespace(*layout.build(), Who("a"), never);
+    REQUIRE(name_space);
+    Store(*name_space, 10);
+    kvstrata::lookup_options lookup;
+    lookup.allowed_modes = mode_bit(kvstrata::resume_mode::bounded_replay);
+    auto match = name_space->lookup(Tokens(20), lookup);
+    REQUIRE(match);
+    REQUIRE(match->info()->mode == KVSTRATA_MODE_BOUNDED_REPLAY);
+    REQUIRE(match->info()->usable_tokens == 8);
+    kvstrata::writer_options options;
+    options.admit_inexact = admit;
+    auto writer = name_space->open_writer(&*match, options);
+    REQUIRE(writer);
+    Engine engine;
+    engine.Run(0, 20);
+    REQUIRE(writer->set_sources(engine.Buffers()));
+    const auto tokens = Tokens(20);
+    REQUIRE(writer->advance(kvstrata::token_view(tokens).subview(8), 20));
+    const auto info = writer->commit();
+    REQUIRE(info);
+    CHECK(info->blocks_stored == (admit ? 3 : 0));
+    CHECK((info->drop_reason == KVSTRATA_E_UNSUPPORTED) == !admit);
+    CHECK((cache.stats()->inexact_dropped > 0) == !admit);
+  }
+}
+
 TEST_CASE("options reach the library") {
   kvstrata::cache cache = OpenMemory();
   auto name_space = cache.open_namespace(*SmallLayout().build(), Who("a"));
