@@ -23,6 +23,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   // A Fill function is itself code of its level, and a compiler stores two pointers with the level's vectors.
   if (named.level > BestLevel()) return table;
   FillFormats(named.level, table);
+  FillMovement(named.level, table);
   FillAttention(named.level, table);
   FillPositions(named.level, table);
   FillCompress(named.level, table);
