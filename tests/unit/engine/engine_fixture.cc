@@ -354,4 +354,26 @@ void StoreWithSnapshots(Store& store, const Tokens& tokens, const std::vector<ui
   REQUIRE(info.progress.snapshots_stored == positions.size());
 }
 
+uint64_t BlocksOf(Store& store, const Tokens& tokens) {
+  LookupOptions peek;
+  peek.peek = true;
+  Tokens longer = tokens;
+  longer.push_back(-1);
+  return store.Lookup(longer, peek)->state()->matched_blocks;
+}
+
+engine::Prompt PromptOf(const Tokens& tokens) {
+  engine::Prompt prompt;
+  REQUIRE(prompt.Append(tokens, {}).ok());
+  return prompt;
+}
+
+void OpenForBlocks(Store& store, uint64_t blocks) {
+  store.Open();
+  const uint64_t own = store.stats().held_bytes;
+  store.Close();
+  store.options.capacity_bytes = own + blocks * kRowsBlock;
+  store.Open();
+}
+
 }  // namespace kvstrata::test

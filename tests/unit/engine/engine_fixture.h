@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lib/engine/cache.h"
+#include "lib/engine/prompt.h"
 #include "lib/engine/restore.h"
 #include "lib/engine/writer.h"
 #include "lib/storage/memory.h"
@@ -177,5 +178,17 @@ class Store {
 
 // Stores the rows of the whole prompt, and snapshots at `positions` only.
 void StoreWithSnapshots(Store& store, const Tokens& tokens, const std::vector<uint64_t>& positions);
+
+// How many blocks of `tokens` are stored, without being touched.
+uint64_t BlocksOf(Store& store, const Tokens& tokens);
+
+core::engine::Prompt PromptOf(const Tokens& tokens);
+
+// What one block of RowsLayout takes in the storage: head 136 + 4 * 4 tokens + 2 * 24 slices, 48 bytes of rows, meta
+// 128, and the memory store's 256.
+inline constexpr uint64_t kRowsBlock = 136 + 16 + 48 + 48 + 128 + 256;
+
+// A cache that has room for `blocks` blocks of RowsLayout, its own records apart.
+void OpenForBlocks(Store& store, uint64_t blocks);
 
 }  // namespace kvstrata::test

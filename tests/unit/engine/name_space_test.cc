@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Namespaces of one cache: dropped, purged, kept apart.
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "lib/base/status.h"
+#include "lib/engine/prompt.h"
+#include "tests/support/catch.hpp"
+#include "tests/unit/engine/engine_fixture.h"
+
+using namespace kvstrata::test;
+namespace base = kvstrata::core::base;
+namespace engine = kvstrata::core::engine;
+using base::Code;
+
+TEST_CASE("a dropped namespace is empty at once, and stays usable") {
+  Store store(HybridLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(60, 1);
+  store.StorePrompt(tokens);
+  const auto old = store.Lookup(tokens);
+  REQUIRE(old->plan().usable_tokens == 56);
+  const auto life = store.space()->life;
+  REQUIRE(store.cache().DropNamespace(store.space()).ok());
+  CHECK(store.space()->life != life);
+  CHECK(store.Lookup(tokens)->plan().usable_tokens == 0);
+  const Restored restored = store.Restore(*old, tokens);
+  CHECK(restored.result.state == RestoreState::kShortened);
+  CHECK(restored.result.plan.usable_tokens == 0);
+  CHECK(restored.result.plan.reason == Reason::kEvicted);
+  CHECK(store.stats().held_blocks == 0);
+  store.StorePrompt(tokens);
+  CHECK(store.RestoredTokens(tokens) == 56);
+  // The old match describes records of another life; nothing of it may come back.
+  CHECK(store.Restore(*old, tokens).result.plan.usable_tokens == 0);
+  CHECK(store.RestoredTokens(tokens) == 56);
+  store.CheckAccounts(/*idle=*/false);
+}
+
+TEST_CASE("a namespace that fills the store can be dropped") {
+  Store store(RowsLayout());
+  store.options.io_timeout_ms = 2000;
+  OpenForBlocks(store, 6);
+  store.StorePrompt(MakeTokens(24, 1));
+  REQUIRE(store.stats().held_bytes == store.stats().capacity_bytes);
+  REQUIRE(store.cache().DropNamespace(store.space()).ok());
+  CHECK(store.stats().held_blocks == 0);
+  store.StorePrompt(MakeTokens(24, 1));
+  CHECK(store.stats().held_blocks == 6);
+  store.CheckAccounts();
+}
+
+TEST_CASE("puts that were on their way when their namespace was dropped leave no trace") {
+  Store store(HybridLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(48, 1);
+  const uint64_t used = store.memory().UsedBytes();
+  const auto writer = store.Begin();
+  store.faults().Stick();
+  REQUIRE(store.Step(*writer, tokens, 0, 48).ok());
+  REQUIRE(writer->Snapshot().ok());
+  CHECK(store.faults().withheld() == 7);
+  std::thread drop([&] { CHECK(store.cache().DropNamespace(store.space()).ok()); });
+  Await([&] { return store.faults().withheld() == 8; });  // the namespace's record
+  store.faults().CompleteAtRandom(true);
+  store.faults().Release();
+  drop.join();
+  CommitInfo info;
+  REQUIRE(writer->Commit(false, false, 60'000, &info).ok());
+  CHECK(info.progress.pending == 0);
+  CHECK(store.stats().held_blocks + store.stats().held_snapshots <= 7);
+  CHECK(store.Lookup(tokens)->plan().usable_tokens == 0);
+  Await([&] { return store.memory().UsedBytes() == used; });
+  store.CheckAccounts();
+  // Stored again in the new life, and found again after the next open.
+  store.StorePrompt(tokens);
+  store.Reopen();
+  CHECK(store.RestoredTokens(tokens) == 40);
+}
+
+TEST_CASE("a restore that runs while its namespace is dropped shortens or has been in time") {
+  Store store(HybridLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(60, 1);
+  store.StorePrompt(tokens);
+  for (int round = 0; round < 10; ++round) {
+    const auto match = store.Lookup(tokens);
+    REQUIRE(match->plan().usable_tokens == 56);
+    store.faults().CompleteAtRandom(true);
+    std::thread drop([&] { CHECK(store.cache().DropNamespace(store.space()).ok()); });
+    const Restored restored = store.Restore(*match, tokens);  // checks every byte of what it says
+    drop.join();
+    CHECK((restored.result.state == RestoreState::kComplete || restored.result.state == RestoreState::kShortened));
+    store.StorePrompt(tokens);
+    CHECK(store.RestoredTokens(tokens) == 56);
+    store.CheckAccounts(/*idle=*/false);
+  }
+}
+
+TEST_CASE("a drop that cannot be written is reported, and leaves a usable cache") {
+  Store store(HybridLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(60, 1);
+  store.StorePrompt(tokens);
+  store.faults().FailNth(StorageCall::kPut, 1, Code::kIo);
+  CHECK(base::CodeOf(store.cache().DropNamespace(store.space())) == Code::kIo);
+  store.CheckAccounts();
+  store.StorePrompt(tokens);
+  CHECK(store.RestoredTokens(tokens) == 56);
+  store.CheckAccounts();
+}
+
+TEST_CASE("namespaces that no handle uses can be purged, with exact accounts") {
+  Store store(RowsLayout());
+  store.Open();
+  store.StorePrompt(MakeTokens(16, 1));
+  const uint64_t before = store.stats().held_bytes;
+  bool existed = true;
+  const auto other = store.cache().OpenNamespace(TestIdentity(HybridLayout()), HybridLayout(), false, &existed).value();
+  CHECK_FALSE(existed);
+  CHECK(store.cache().PurgeForeign().value() == 0);  // a handle uses it
+  engine::NamespaceInfo info = store.cache().DescribeNamespace(*store.space());
+  CHECK(info.nearest_difference.find("block_tokens") != std::string::npos);
+  const absl::Status missing =
+      store.cache().OpenNamespace(TestIdentity(OpaqueLayout()), OpaqueLayout(), true, &existed).status();
+  CHECK(base::CodeOf(missing) == Code::kLayoutMismatch);
+  store.cache().CloseNamespace(other.get());
+  const uint64_t with_other = store.stats().held_bytes;
+  {
+    // The handle has gone, a user of the namespace has not.
+    CHECK(store.cache().PurgeForeign().value() == 0);
+  }
+  std::weak_ptr<NameSpace> watch = other;
+  const_cast<std::shared_ptr<NameSpace>&>(other).reset();
+  CHECK(store.cache().PurgeForeign().value() == with_other - before);
+  CHECK(watch.expired());
+  CHECK(store.stats().held_bytes == before);
+  CHECK(BlocksOf(store, MakeTokens(16, 1)) == 4);
+  store.CheckAccounts();
+}
+
+TEST_CASE("extra keys keep equal tokens apart") {
+  Store store(RowsLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(17, 1);
+  const auto lookup = [&](std::vector<engine::ExtraKey> keys) {
+    engine::Prompt prompt;
+    REQUIRE(prompt.Append(tokens, std::move(keys)).ok());
+    return Match::Lookup(store.cache_handle(), store.space(), std::move(prompt), {}).value();
+  };
+  const auto writer = store.Begin();
+  std::vector<std::byte> rows[2];
+  for (uint32_t stream = 0; stream < 2; ++stream) {
+    for (uint64_t row = 0; row < 16; ++row) {
+      const auto bytes = ExpectedRow(store.layout(), stream, tokens, row, 0);
+      rows[stream].insert(rows[stream].end(), bytes.begin(), bytes.end());
+    }
+    REQUIRE(writer->SetSource(LinearBuffer(stream, rows[stream])).ok());
+  }
+  REQUIRE(writer->Advance(Prefix(tokens, 16), {{5, 1, "cat"}, {9, 1, "dog"}}, 16).ok());
+  REQUIRE(writer->Commit(false, false, 0, nullptr).ok());
+  CHECK(lookup({})->plan().usable_tokens == 4);
+  CHECK(lookup({{5, 1, "cat"}})->plan().usable_tokens == 8);
+  CHECK(lookup({{5, 1, "cow"}, {9, 1, "dog"}})->plan().usable_tokens == 4);
+  CHECK(lookup({{4, 1, "cat"}, {9, 1, "dog"}})->plan().usable_tokens == 4);
+  const auto match = lookup({{5, 1, "cat"}, {9, 1, "dog"}});
+  CHECK(match->plan().usable_tokens == 16);
+  CHECK(store.Restore(*match, tokens).result.state == RestoreState::kComplete);
+}
