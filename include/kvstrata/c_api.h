@@ -619,7 +619,9 @@ typedef struct kvstrata_namespace_info {
 KVSTRATA_API kvstrata_status kvstrata_namespace_get_info(kvstrata_namespace* name_space, kvstrata_namespace_info* out,
                                                          kvstrata_error* error);
 /* Forgets everything stored under this namespace. Durable before it returns (where the storage can); no read that
- * starts later returns old bytes. Open matches of it read as misses. The handle stays usable: it is empty then. */
+ * starts later returns old bytes. Open matches of it read as misses. The handle stays usable: it is empty then. When it
+ * fails, the next open may find the namespace as it was (less what has gone meanwhile) or empty, never a mixture: drop
+ * it again. */
 KVSTRATA_API kvstrata_status kvstrata_namespace_drop(kvstrata_namespace* name_space, kvstrata_error* error);
 
 /* ------------------------------------------------------------------------------------------------------------------

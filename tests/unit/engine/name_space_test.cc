@@ -1,18 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 // Namespaces of one cache: dropped, purged, kept apart.
+#include <map>
 #include <memory>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "lib/base/status.h"
 #include "lib/engine/prompt.h"
+#include "lib/format/record.h"
+#include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
+#include "tests/support/fake_random.h"
 #include "tests/unit/engine/engine_fixture.h"
 
 using namespace kvstrata::test;
 namespace base = kvstrata::core::base;
 namespace engine = kvstrata::core::engine;
+namespace format = kvstrata::core::format;
+namespace storage = kvstrata::core::storage;
 using base::Code;
+
+namespace {
+
+struct Stored {
+  std::string payload, meta;
+  format::RecordIdentity identity;
+};
+using Records = std::map<storage::Key, Stored>;
+
+Records RecordsOf(storage::Storage& memory) {
+  std::vector<storage::ListEntry> listed;
+  REQUIRE(ListAll(memory, 100, &listed).ok());
+  Records out;
+  for (const storage::ListEntry& entry : listed) {
+    out[entry.key] = {ReadNow(memory, entry.key).value(), std::string(base::AsText(entry.meta)),
+                      format::DecodeRecordMeta(entry.meta).value().identity};
+  }
+  return out;
+}
+
+// What a store that holds these records must find of a prompt: blocks from the first on without a gap, all of the life
+// that the namespace's record has.
+uint64_t BlocksIn(const Records& records, uint64_t block_tokens) {
+  std::optional<format::NamespaceId> life;
+  std::map<uint64_t, format::NamespaceId> blocks;
+  for (const auto& [key, stored] : records) {
+    if (stored.identity.kind == format::RecordKind::kNamespace) life = stored.identity.name_space;
+    if (stored.identity.kind == format::RecordKind::kBlock) {
+      blocks[stored.identity.position] = stored.identity.name_space;
+    }
+  }
+  uint64_t count = 0;
+  while (life.has_value() && blocks.contains((count + 1) * block_tokens) &&
+         blocks[(count + 1) * block_tokens] == *life) {
+    ++count;
+  }
+  return count;
+}
+
+}  // namespace
 
 TEST_CASE("a dropped namespace is empty at once, and stays usable") {
   Store store(HybridLayout());
@@ -109,6 +157,61 @@ TEST_CASE("a drop that cannot be written is reported, and leaves a usable cache"
   store.StorePrompt(tokens);
   CHECK(store.RestoredTokens(tokens) == 56);
   store.CheckAccounts();
+}
+
+TEST_CASE("a drop whose flush fails is reported, holds now, and is never half undone after a loss of power") {
+  const Tokens tokens = MakeTokens(61, 1);
+  Rng rng(TestSeed("drop", 20260323));
+  uint64_t undone = 0, done = 0, neither = 0;
+  for (int round = 0; round < 200; ++round) {
+    CAPTURE(round);
+    Store store(RowsLayout());
+    store.capabilities = store.memory().capabilities();
+    store.capabilities->durable_sync = true;
+    store.Open();
+    store.StorePrompt(tokens);
+    const Records before = RecordsOf(store.memory());
+    const auto life = store.space()->life;
+    store.faults().FailNth(StorageCall::kSync, 1, Code::kIo);
+    REQUIRE(base::CodeOf(store.cache().DropNamespace(store.space())) == Code::kIo);
+    // In this open the drop has happened: nothing of the old life is found, and what is stored now is.
+    CHECK(store.space()->life != life);
+    CHECK(BlocksOf(store, tokens) == 0);
+    store.StorePrompt(Prefix(tokens, 21));
+    CHECK(store.RestoredTokens(tokens) == 20);
+    store.CheckAccounts();
+    const auto new_life = store.space()->life;
+    store.Close();
+    // The power fails. Each record may be there as it was, as it is, or not at all.
+    Records records = RecordsOf(store.memory());
+    for (const auto& [key, stored] : before) records.emplace(key, stored);
+    for (auto at = records.begin(); at != records.end();) {
+      const auto old = before.find(at->first);
+      const bool block = at->second.identity.kind == format::RecordKind::kBlock;
+      if (old != before.end() && rng.Chance(round % 2 == 0 ? 90 : 40)) at->second = old->second;
+      const bool lost = rng.Chance(block ? 5 : 10);
+      at = lost ? records.erase(at) : std::next(at);
+    }
+    for (const auto& [key, stored] : RecordsOf(store.memory())) REQUIRE(store.memory().Remove(key).ok());
+    for (const auto& [key, stored] : records) {
+      REQUIRE(PutNow(store.memory(), key, stored.payload, stored.meta).status.ok());
+    }
+    store.Open();
+    const uint64_t expected = BlocksIn(records, 4);
+    REQUIRE(BlocksOf(store, tokens) == expected);
+    REQUIRE(store.RestoredTokens(tokens) == expected * 4);
+    store.CheckAccounts();
+    const auto found = store.space()->life;
+    (found == life ? undone : found == new_life ? done : neither) += 1;
+    // Done again it is durable.
+    REQUIRE(store.cache().DropNamespace(store.space()).ok());
+    CHECK(BlocksOf(store, tokens) == 0);
+    store.Reopen();
+    CHECK(BlocksOf(store, tokens) == 0);
+  }
+  CHECK(undone > 0);
+  CHECK(done > 0);
+  CHECK(neither > 0);
 }
 
 TEST_CASE("namespaces that no handle uses can be purged, with exact accounts") {

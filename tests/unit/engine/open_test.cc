@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What an open asks of its storage, and in which order it writes to it.
-#include <algorithm>
-#include <vector>
+#include <string>
 
 #include "lib/base/status.h"
+#include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
 #include "tests/unit/engine/engine_fixture.h"
 
@@ -26,4 +26,60 @@ TEST_CASE("a storage that cannot read ranges is refused before anything is writt
     CHECK(store.memory().UsedBytes() == 0);
     store.Abandon();
   }
+}
+
+TEST_CASE("a storage that is full to its limit is trimmed before the epoch is written") {
+  Store store(RowsLayout(), 8'000);  // the storage itself holds 4,096 bytes more
+  store.Open();
+  const Tokens tokens = MakeTokens(48, 1);
+  store.StorePrompt(tokens);
+  const uint64_t blocks = BlocksOf(store, tokens);
+  store.Close();
+  // Somebody else's record takes all that is left: the epoch's record, which is put beside the older one before it
+  // takes its place, has no room unless blocks go first.
+  const uint64_t left = 8'000 + 4'096 - store.memory().UsedBytes();
+  const uint64_t overhead = store.memory().StoredBytes(0, 0);
+  REQUIRE(PutNow(store.memory(), storage::Key{}, std::string(left - overhead, 'x')).status.ok());
+  REQUIRE(store.memory().UsedBytes() == 8'000 + 4'096);
+  store.Open();
+  CHECK(store.stats().held_bytes <= store.stats().capacity_bytes);
+  const uint64_t kept = BlocksOf(store, tokens);
+  CHECK(kept < blocks);
+  CHECK(kept > 0);
+  CHECK(store.RestoredTokens(tokens) == kept * 4);
+  store.CheckAccounts();
+}
+
+TEST_CASE("an open that ends between its trim and its epoch leaves a store that opens again") {
+  const Tokens a = MakeTokens(48, 1), b = Join(Prefix(a, 20), MakeTokens(30, 2));
+  uint64_t nth = 1, failed = 0;
+  for (;; ++nth) {
+    CAPTURE(nth);
+    Store store(RowsLayout());
+    store.Open();
+    store.StorePrompt(a);
+    store.StorePrompt(b);
+    const uint64_t used = store.memory().UsedBytes();
+    store.Close();
+    store.options.capacity_bytes = used / 2;
+    // A removal of the trim fails, or the epoch's put after it.
+    store.FailNextOpen(nth);
+    const bool opened = store.TryOpen().ok();
+    if (opened && store.faults().faults() == 0) break;
+    failed += opened ? 0 : 1;
+    const bool trimmed = store.faults().calls(StorageCall::kRemove) > 0;
+    store.Abandon();
+    store.FailNextOpen(0);
+    if (trimmed) CHECK(store.memory().UsedBytes() < used);
+    store.Open();
+    CHECK(store.stats().held_bytes <= store.stats().capacity_bytes);
+    CHECK(store.RestoredTokens(a) == BlocksOf(store, a) * 4);
+    CHECK(store.RestoredTokens(b) == BlocksOf(store, b) * 4);
+    CHECK(BlocksOf(store, a) + BlocksOf(store, b) > 0);
+    store.StorePrompt(MakeTokens(9, 3));
+    CHECK(store.RestoredTokens(MakeTokens(9, 3)) == 8);
+    store.CheckAccounts();
+  }
+  CHECK(failed > 2);
+  CHECK(nth > 5);
 }
