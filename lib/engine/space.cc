@@ -86,7 +86,7 @@ bool Cache::EvictBlock(std::vector<Removal>* removals) {
     if (!leaf.has_value()) continue;
     const std::optional<trie::BlockInfo> info = space->trie.Get(*leaf);
     if (!info.has_value()) continue;
-    if (coldest_space == nullptr || info->last_use < coldest.last_use) {
+    if (coldest_space == nullptr || info->heat < coldest.heat) {
       coldest_space = space.get();
       coldest = *info;
     }

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 #include "lib/base/status.h"
 
@@ -18,7 +19,7 @@ uint32_t EarlierExpiry(uint32_t a, uint32_t b) {
   return std::min(a, b);
 }
 
-uint64_t Clamped(uint64_t tick) { return std::min(tick, Trie::kMaxTick); }
+uint32_t Rank(Priority priority) { return priority == Priority::kLow ? 0 : priority == Priority::kNormal ? 1 : 2; }
 
 absl::Status Gone(std::string_view field) {
   return base::MakeStatus(base::Code::kNotFound, field, "the block has been removed");
@@ -30,15 +31,18 @@ absl::Status OutOfMemory() { return base::MakeStatus(base::Code::kOutOfMemory, "
 
 uint64_t FirstDifference(std::span<const int32_t> query, std::span<const int32_t> stored) {
   const size_t shorter = std::min(query.size(), stored.size());
-  return static_cast<uint64_t>(
-      std::mismatch(query.begin(), query.begin() + shorter, stored.begin()).first - query.begin());
+  return static_cast<uint64_t>(std::mismatch(query.begin(), query.begin() + shorter, stored.begin()).first -
+                               query.begin());
 }
 
 Trie::Trie(const BlockKey& root_key, const TrieOptions& options) : root_key_(root_key), options_(options) {
   // Index 0 is the root's and 2^32 - 1 means none.
   options_.max_blocks = std::min<uint64_t>(options_.max_blocks, kNone - 1);
+  if (options_.order == nullptr) options_.order = std::make_shared<EvictionOrder>();
   EnsureRoot();  // if memory is short now, Insert tries again; until then every call finds an empty trie
 }
+
+Trie::~Trie() { options_.order->Remove(options_.block_cost * live_count_, live_bytes_); }
 
 bool Trie::EnsureRoot() {
   if (node_count_ != 0) return true;
@@ -82,8 +86,9 @@ BlockInfo Trie::InfoOf(uint32_t index) const {
   info.depth = static_cast<uint32_t>(node.depth);
   info.sequence = node.sequence;
   info.bytes = node.bytes;
-  info.last_use = node.last_use;
+  info.heat = node.heat;
   info.frequency = static_cast<uint32_t>(node.frequency);
+  info.priority = static_cast<Priority>(node.priority);
   info.expires_at = node.expires_at;
   info.pins = node.pins;
   info.has_children = node.has_children != 0;
@@ -119,8 +124,8 @@ void Trie::FreeSlot(uint32_t index) {
 absl::Status Trie::CheckInsert(NodeRef parent, uint64_t bytes) const {
   if (!IsLive(parent)) return Gone("parent");
   if (bytes > kMaxBlockBytes) {
-    return base::MakeStatus(base::Code::kTooLarge, "bytes", "a block of " + std::to_string(bytes) +
-                                                                " bytes is above the limit of 2^40 - 1");
+    return base::MakeStatus(base::Code::kTooLarge, "bytes",
+                            "a block of " + std::to_string(bytes) + " bytes is above the limit of 2^40 - 1");
   }
   if (nodes_[parent.index].depth >= kMaxDepth) {
     return base::MakeStatus(base::Code::kTooLarge, "depth", "a chain has at most 2^24 - 1 blocks");
@@ -129,7 +134,7 @@ absl::Status Trie::CheckInsert(NodeRef parent, uint64_t bytes) const {
 }
 
 absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
-                                          uint64_t tick, uint32_t expires_at) {
+                                          uint64_t tick, uint32_t expires_at, const BlockWorth& worth) {
   if (!EnsureRoot()) return OutOfMemory();
   if (absl::Status status = CheckInsert(parent, bytes); !status.ok()) return status;
   if (const uint32_t existing = FindIndex(key); existing != kNone) {
@@ -144,7 +149,6 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   const uint32_t index = TakeSlot();
   if (index == kNone) return OutOfMemory();
 
-  tick = Clamped(tick);
   Node& node = nodes_[index];
   const uint32_t generation = node.generation;
   node = Node{};
@@ -152,7 +156,8 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   node.digest_hi = key.digest.hi;
   node.check = key.check;
   node.sequence = sequence;
-  node.last_use = tick & kMaxTick;
+  node.frequency = std::min(worth.frequency, uint32_t{UINT16_MAX}) & UINT16_MAX;
+  node.priority = static_cast<uint32_t>(worth.priority) & 3;
   node.bytes = bytes & kMaxBlockBytes;
   node.depth = (nodes_[parent.index].depth + 1) & kMaxDepth;
   node.state = kLive;
@@ -161,12 +166,15 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   node.child_or_heap = kNone;
   ++live_count_;
   live_bytes_ += bytes;
+  options_.order->Add(options_.block_cost, bytes);
+  node.heat = HeatOf(node, tick) & kMaxTick;
+  NoteExpiry(node.expires_at);
   HashInsert(index);
   LinkChild(parent.index, index);
   HeapUpdate(index);
   // I3. Ancestors are at least as warm as their descendants, so the first warm one ends the walk.
-  for (uint32_t i = parent.index; i != kNone && nodes_[i].last_use < tick; i = nodes_[i].parent) {
-    nodes_[i].last_use = tick & kMaxTick;
+  for (uint32_t i = parent.index; i != kNone && nodes_[i].heat < node.heat; i = nodes_[i].parent) {
+    nodes_[i].heat = node.heat;
   }
   return InsertResult{RefOf(index), true};
 }
@@ -205,15 +213,33 @@ MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) co
 
 // ---- Use and expiry ----
 
-bool Trie::Touch(NodeRef node, uint64_t tick) {
+// The insert counts as the first use.
+uint64_t Trie::HeatOf(const Node& node, uint64_t tick) const {
+  return options_.order->Heat({tick, static_cast<uint32_t>(node.frequency) + 1, static_cast<Priority>(node.priority),
+                               options_.block_cost, node.bytes});
+}
+
+bool Trie::Warm(NodeRef node, uint64_t tick, uint32_t uses) {
   if (!IsLive(node)) return false;
-  tick = Clamped(tick);
+  uint64_t below = 0;
   for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
     Node& at = nodes_[i];
-    if (at.last_use < tick) at.last_use = tick & kMaxTick;
-    if (at.frequency < UINT16_MAX) ++at.frequency;
+    if (at.frequency + uses <= UINT16_MAX) at.frequency = (at.frequency + uses) & UINT16_MAX;
+    // I3, also where the priority or the worth of what lies below is larger.
+    below = std::max({uint64_t{at.heat}, below, HeatOf(at, tick)});
+    at.heat = below & kMaxTick;
   }
   HeapUpdate(node.index);  // the only one on the path that can be a leaf
+  return true;
+}
+
+bool Trie::RaisePriority(NodeRef node, Priority priority) {
+  if (!IsLive(node)) return false;
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+    if (Rank(static_cast<Priority>(nodes_[i].priority)) < Rank(priority)) {
+      nodes_[i].priority = static_cast<uint32_t>(priority) & 3;
+    }
+  }
   return true;
 }
 
@@ -224,6 +250,7 @@ bool Trie::ExtendExpiry(NodeRef node, uint32_t expires_at) {
     const uint32_t current = nodes_[i].expires_at;
     if (current == 0 || (expires_at != 0 && current >= expires_at)) break;
     nodes_[i].expires_at = expires_at;
+    NoteExpiry(expires_at);
   }
   return true;
 }
@@ -329,6 +356,7 @@ void Trie::DropNode(uint32_t index, const Visitor& on_removed) {
   UnlinkChild(index);
   --live_count_;
   live_bytes_ -= node.bytes;
+  options_.order->Remove(options_.block_cost, node.bytes);
   const bool pinned = node.pins > 0;
   if (pinned) {
     node.state = kDead;
@@ -340,14 +368,28 @@ void Trie::DropNode(uint32_t index, const Visitor& on_removed) {
   if (on_removed) on_removed(info);
 }
 
+void Trie::NoteExpiry(uint32_t expires_at) {
+  next_expiry_ = EarlierExpiry(next_expiry_, expires_at);
+  round_expiry_ = EarlierExpiry(round_expiry_, expires_at);
+}
+
 uint64_t Trie::SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_removed) {
   uint64_t removed = 0;
-  if (node_count_ <= 1) return removed;
-  for (uint64_t visits = std::min(max_slots, node_count_ - 1); visits > 0; --visits) {
-    if (sweep_cursor_ >= node_count_) sweep_cursor_ = 1;
+  for (uint64_t visits = std::min(max_slots, node_count_); visits > 0 && HasExpired(next_expiry_, now); --visits) {
+    if (sweep_cursor_ >= node_count_) {
+      // A round has ended: what it left is all there is.
+      sweep_cursor_ = 1;
+      next_expiry_ = std::exchange(round_expiry_, 0);
+      continue;
+    }
     const auto index = static_cast<uint32_t>(sweep_cursor_++);
-    if (nodes_[index].state != kLive || !HasExpired(nodes_[index].expires_at, now)) continue;
-    removed += DetachOne(index, on_removed);
+    const Node& node = nodes_[index];
+    if (node.state != kLive) continue;
+    if (HasExpired(node.expires_at, now) && node.pins == 0) {
+      removed += DetachOne(index, on_removed);  // I5: nothing below it is pinned
+    } else {
+      round_expiry_ = EarlierExpiry(round_expiry_, node.expires_at);
+    }
   }
   return removed;
 }

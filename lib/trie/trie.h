@@ -9,25 +9,27 @@
 // Thread rule: externally synchronised (the engine holds its lock around every call, const ones included with
 // respect to writers). No I/O, no threads, no clock: time comes in as an argument.
 //
-// Two clocks, both the caller's. A *tick* orders uses: any counter below 2^48 (larger values count as 2^48 - 1),
-// shared by all tries whose leaves are compared with each other. `expires_at` and `now` are in the caller's unit of
-// expiry (the engine: seconds); 0 means never.
+// Two clocks, both the caller's. A *tick* orders uses: any counter below 2^48 (larger values count as 2^48 - 1), shared
+// by all tries whose leaves are compared with each other, as is the EvictionOrder, which turns ticks into heat.
+// `expires_at` and `now` are in the caller's unit of expiry (the engine: seconds); 0 means never.
 //
 // Invariants (Validate checks them all):
 //   I1  No orphan: every live block's parent is live, or the root; depth is the parent's plus 1.
 //   I2  Presence is monotone: a block is found by its key exactly while it is live, so along one chain of keys all
 //       blocks up to some depth are found, and none after it.
-//   I3  A parent is never colder than its child: last_use(parent) >= last_use(child).
+//   I3  A parent is never colder than its child: heat(parent) >= heat(child).
 //   I4  A parent never expires before its child.
 //   I5  pins(block) = leases on it + children (dead ones included) with pins > 0; thus a lease pins all ancestors.
 //   I6  The eviction heap holds exactly the live, unpinned leaves, coldest at the top.
 //   I7  A dead block (detached while pinned) is not found, has no live child, and its slot lives until its pins
 //       are 0.
 //   I8  The totals (blocks, bytes, leased bytes, dead bytes) equal the sums over the nodes.
+//   I9  No live block expires before next_expiry().
 #pragma once
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -38,6 +40,7 @@
 #include "absl/status/statusor.h"
 #include "lib/base/hash.h"
 #include "lib/trie/chunked_array.h"
+#include "lib/trie/eviction.h"
 
 namespace kvstrata::core::trie {
 
@@ -61,12 +64,13 @@ struct NodeRef {
 struct BlockInfo {
   NodeRef node;
   BlockKey key;
-  NodeRef parent;           // the root for a first block; no node for the root
-  uint32_t depth = 0;       // number of blocks up to and including this one; 0 for the root
-  uint64_t sequence = 0;    // of its placement in storage
-  uint64_t bytes = 0;       // payload bytes in storage
-  uint64_t last_use = 0;    // tick
-  uint32_t frequency = 0;   // uses counted by Touch, saturating at 65535
+  NodeRef parent;          // the root for a first block; no node for the root
+  uint32_t depth = 0;      // number of blocks up to and including this one; 0 for the root
+  uint64_t sequence = 0;   // of its placement in storage
+  uint64_t bytes = 0;      // payload bytes in storage
+  uint64_t heat = 0;       // place in the order of eviction (eviction.h); plain LRU: the tick of the last use
+  uint32_t frequency = 0;  // uses counted by Touch, and those known at the insert, saturating at 65535
+  Priority priority = Priority::kNormal;
   uint32_t expires_at = 0;  // 0: never
   uint32_t pins = 0;        // > 0: must not lose its payload yet
   bool has_children = false;
@@ -108,6 +112,15 @@ uint64_t FirstDifference(std::span<const int32_t> query, std::span<const int32_t
 struct TrieOptions {
   // Most nodes at once, dead ones included, root not counted. 32-bit links allow 2^32 - 2.
   uint64_t max_blocks = UINT32_MAX - uint64_t{1};
+  // Shared with the tries whose leaves compete with this one's; null: one of its own, LRU.
+  std::shared_ptr<EvictionOrder> order = nullptr;
+  uint64_t block_cost = 1;  // of computing one block again (BlockUse::cost)
+};
+
+// What is known of a block that is new to the trie.
+struct BlockWorth {
+  Priority priority = Priority::kNormal;
+  uint32_t frequency = 0;  // uses before this insert, as far as anybody remembers
 };
 
 struct MatchResult {
@@ -124,22 +137,25 @@ class Trie {
  public:
   using Visitor = std::function<void(const BlockInfo&)>;  // must not call back into the trie
 
-  static constexpr uint64_t kMaxTick = (uint64_t{1} << 48) - 1;
+  static constexpr uint64_t kMaxTick = EvictionOrder::kMaxHeat;
   static constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 40) - 1;  // 1 TiB
   static constexpr uint32_t kMaxDepth = (uint32_t{1} << 24) - 1;
 
   explicit Trie(const BlockKey& root_key, const TrieOptions& options = {});
+  ~Trie();
+  Trie(const Trie&) = delete;
+  Trie& operator=(const Trie&) = delete;
 
   NodeRef root() const;
   const BlockKey& root_key() const { return root_key_; }
 
-  // Adds a block below `parent`. The block's last use becomes `tick`, and its ancestors' too where they were colder;
-  // frequencies do not change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block,
+  // Adds a block below `parent`, as used at `tick`; ancestors that were colder get its heat, their frequencies do not
+  // change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block,
   // an expired one included (ExtendExpiry revives it).
   // Errors: kNotFound (field "parent": gone, dead), kNoSpace ("max_blocks": evict first), kOutOfMemory,
   // kTooLarge ("bytes", "depth"), kInvalidState ("key": already there under another parent).
   absl::StatusOr<InsertResult> Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
-                                      uint64_t tick, uint32_t expires_at = 0);
+                                      uint64_t tick, uint32_t expires_at = 0, const BlockWorth& worth = {});
 
   // The live block with this key; expiry is not looked at.
   std::optional<NodeRef> Find(const BlockKey& key) const;
@@ -149,8 +165,13 @@ class Trie {
   // verified by digest, check and depth. Changes nothing: this is the peek; follow it with Touch for a use.
   MatchResult Match(KeySequence& keys, uint64_t max_blocks, uint32_t now = 0) const;
 
-  // A use: the block and all its ancestors get last_use = max(last_use, tick) and frequency + 1. False: gone or dead.
-  bool Touch(NodeRef node, uint64_t tick);
+  // A use at `tick`: the block and all its ancestors get frequency + 1 and become at least as hot as that makes them.
+  // False: gone or dead.
+  bool Touch(NodeRef node, uint64_t tick) { return Warm(node, tick, 1); }
+  // The same without counting it as a use: who has just used the block goes on with it.
+  bool Keep(NodeRef node, uint64_t tick) { return Warm(node, tick, 0); }
+  // Block and ancestors have at least this priority from their next use on. False: gone or dead.
+  bool RaisePriority(NodeRef node, Priority priority);
   // Lets the block and its ancestors live at least until `expires_at` (0: forever). False: gone or dead.
   bool ExtendExpiry(NodeRef node, uint32_t expires_at);
 
@@ -162,7 +183,7 @@ class Trie {
   // deepest first: only now may their space be used again. Errors: kNotFound, kInvalidState (not leased).
   absl::Status Release(NodeRef node, const Visitor& on_freed = nullptr);
 
-  // The coldest live, unpinned leaf: least last_use, then least sequence. None: all is pinned, or empty.
+  // The coldest live, unpinned leaf: least heat, then least sequence. None: all is pinned, or empty.
   std::optional<NodeRef> ColdestLeaf() const;
   // Removes a leaf; returns what it was. Errors: kNotFound (gone, dead), kInvalidState (root, or has children),
   // kBusy (pinned).
@@ -172,8 +193,11 @@ class Trie {
   // Returns the number of blocks removed. Error: kNotFound (gone or dead).
   absl::StatusOr<uint64_t> DetachSubtree(NodeRef node, const Visitor& on_removed = nullptr);
   // Looks at up to `max_slots` slots, going round from call to call, and detaches what has expired by `now`, with its
-  // descendants. Returns the number of blocks removed.
+  // descendants; not what is pinned. Costs nothing while nothing can have expired. Returns the number of blocks
+  // removed.
   uint64_t SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_removed = nullptr);
+  // The earliest time at which a sweep may find something; 0: never.
+  uint32_t next_expiry() const { return next_expiry_; }
 
   // Live or dead; nothing when the reference is stale.
   std::optional<BlockInfo> Get(NodeRef node) const;
@@ -190,12 +214,12 @@ class Trie {
   void SetMark(NodeRef node, bool marked);
   bool IsMarked(NodeRef node) const;
 
-  uint64_t block_count() const { return live_count_; }     // live blocks
-  uint64_t bytes() const { return live_bytes_; }           // payload bytes of live blocks
-  uint64_t LeasedBytes() const { return leased_bytes_; }   // of pinned blocks, ancestors and dead ones included
-  uint64_t dead_bytes() const { return dead_bytes_; }      // payload bytes of dead blocks
+  uint64_t block_count() const { return live_count_; }    // live blocks
+  uint64_t bytes() const { return live_bytes_; }          // payload bytes of live blocks
+  uint64_t LeasedBytes() const { return leased_bytes_; }  // of pinned blocks, ancestors and dead ones included
+  uint64_t dead_bytes() const { return dead_bytes_; }     // payload bytes of dead blocks
   uint64_t dead_count() const { return dead_count_; }
-  uint64_t MemoryBytes() const;                            // what the trie itself takes, this object included
+  uint64_t MemoryBytes() const;  // what the trie itself takes, this object included
 
   // Checks I1 to I8; the message names the invariant and the node. For tests: visits everything.
   absl::Status Validate() const;
@@ -209,7 +233,7 @@ class Trie {
     uint64_t digest_hi;
     uint64_t check;
     uint64_t sequence;
-    uint64_t last_use : 48;
+    uint64_t heat : 48;
     uint64_t frequency : 16;
     uint64_t bytes : 40;
     uint64_t depth : 24;
@@ -217,11 +241,11 @@ class Trie {
     uint32_t state : 4;  // State
     uint32_t has_children : 1;
     uint32_t marked : 1;
-    uint32_t unused : 2;
+    uint32_t priority : 2;  // Priority
     uint32_t expires_at;
     uint32_t generation;
-    uint32_t parent;        // free slot: next free slot
-    uint32_t child_or_heap; // has_children: first child; else position in the heap, or kNone
+    uint32_t parent;         // free slot: next free slot
+    uint32_t child_or_heap;  // has_children: first child; else position in the heap, or kNone
     uint32_t next_sibling;
     uint32_t prev_sibling;  // kNone: first child
     uint32_t hash_next;
@@ -251,6 +275,10 @@ class Trie {
   void LinkChild(uint32_t parent, uint32_t child);
   void UnlinkChild(uint32_t child);
 
+  bool Warm(NodeRef node, uint64_t tick, uint32_t uses);
+  uint64_t HeatOf(const Node& node, uint64_t tick) const;
+  void NoteExpiry(uint32_t expires_at);
+
   bool Colder(uint32_t a, uint32_t b) const;
   void HeapPlace(uint32_t position, uint32_t index);
   void HeapSiftUp(uint32_t position);
@@ -267,16 +295,18 @@ class Trie {
 
   BlockKey root_key_;
   TrieOptions options_;
-  ChunkedArray<Node, 5> nodes_;         // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
-  ChunkedArray<uint32_t, 6> buckets_;   // first node of each chain
-  ChunkedArray<uint32_t, 6> heap_;      // reserved for as many entries as there are live blocks: a push cannot fail
+  ChunkedArray<Node, 5> nodes_;        // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
+  ChunkedArray<uint32_t, 6> buckets_;  // first node of each chain
+  ChunkedArray<uint32_t, 6> heap_;     // reserved for as many entries as there are live blocks: a push cannot fail
   absl::flat_hash_map<uint32_t, uint32_t> leases_;  // leases taken on the node itself; few: one a held match
-  uint64_t node_count_ = 0;     // slots ever used, the root's included
-  uint64_t bucket_count_ = 0;   // in [bucket_base_, 2 * bucket_base_)
-  uint64_t bucket_base_ = 0;    // a power of two
+  uint64_t node_count_ = 0;                         // slots ever used, the root's included
+  uint64_t bucket_count_ = 0;                       // in [bucket_base_, 2 * bucket_base_)
+  uint64_t bucket_base_ = 0;                        // a power of two
   uint32_t heap_size_ = 0;
   uint32_t free_head_ = kNone;
   uint64_t sweep_cursor_ = 1;
+  uint32_t next_expiry_ = 0;   // I9; 0: never
+  uint32_t round_expiry_ = 0;  // the same, of what this round of the sweep has left
   uint64_t live_count_ = 0;
   uint64_t live_bytes_ = 0;
   uint64_t leased_bytes_ = 0;

@@ -10,7 +10,7 @@ namespace kvstrata::core::trie {
 bool Trie::Colder(uint32_t a, uint32_t b) const {
   const Node& left = nodes_[a];
   const Node& right = nodes_[b];
-  if (left.last_use != right.last_use) return left.last_use < right.last_use;
+  if (left.heat != right.heat) return left.heat < right.heat;
   return left.sequence < right.sequence;
 }
 

@@ -35,9 +35,11 @@ absl::Status Trie::ValidateNode(uint32_t index) const {
     if (parent.state == kFree || (live && parent.state != kLive)) return Broken("I1 parent", index);
     if (node.depth != parent.depth + 1) return Broken("I1 depth", index);
     if ((FindIndex(KeyOf(node)) == index) != live) return Broken("I2", index);
-    if (live && parent.last_use < node.last_use) return Broken("I3", index);
+    if (live && parent.heat < node.heat) return Broken("I3", index);
     const bool outlives = parent.expires_at != 0 && (node.expires_at == 0 || node.expires_at > parent.expires_at);
     if (live && outlives) return Broken("I4", index);
+    const bool due = node.expires_at != 0 && (next_expiry_ == 0 || node.expires_at < next_expiry_);
+    if (live && due) return Broken("I9", index);
     const bool in_heap = !node.has_children && node.child_or_heap != kNone;
     if (in_heap != (live && node.pins == 0 && !node.has_children)) return Broken("I6 membership", index);
     if (in_heap && (node.child_or_heap >= heap_size_ || heap_[node.child_or_heap] != index)) {

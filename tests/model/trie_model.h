@@ -10,6 +10,7 @@
 #include <set>
 #include <vector>
 
+#include "lib/trie/eviction.h"
 #include "lib/trie/snapshot_index.h"
 #include "lib/trie/trie.h"
 
@@ -34,8 +35,9 @@ struct ModelBlock {
   Prefix prefix;
   uint64_t sequence = 0;
   uint64_t bytes = 0;
-  uint64_t last_use = 0;
+  uint64_t heat = 0;
   uint64_t frequency = 0;
+  core::trie::Priority priority = core::trie::Priority::kNormal;
   uint32_t expires_at = 0;
   uint64_t promises = 0;  // leases whose list holds this block
   bool live = true;
@@ -49,9 +51,11 @@ using Snapshot = std::shared_ptr<ModelSnapshot>;
 
 class TrieModel {
  public:
-  std::map<Prefix, Block> live;           // ordered: a prefix stands before all that begin with it
+  std::map<Prefix, Block> live;            // ordered: a prefix stands before all that begin with it
   std::vector<std::vector<Block>> leases;  // each: the blocks of its path, the leased one last
   std::vector<Snapshot> snapshot_leases;
+  bool by_frequency = false;
+  uint64_t frontier = 0;  // heat of the hottest block evicted
 
   std::vector<Block> PathOf(const Prefix& prefix) const {
     std::vector<Block> path;
@@ -80,12 +84,32 @@ class TrieModel {
            std::equal(prefix.begin(), prefix.end(), next->first.begin());
   }
 
-  // The block that should go next: a leaf in no lease, least recently used, then placed first. Null: none.
+  // What the head of lib/trie/eviction.h says, in words of its own: how many 1/256 of the store's present turnover a
+  // block lives from `tick` on. All blocks cost the same to compute again.
+  uint64_t HeatOf(const ModelBlock& block, uint64_t tick) const {
+    if (tick <= frontier) return tick;
+    uint64_t life = tick - frontier;
+    if (by_frequency) {
+      uint64_t whole = 0;
+      for (uint64_t uses = block.frequency + 1; uses > 1; uses /= 2) ++whole;
+      const uint64_t power = uint64_t{1} << whole;
+      life = life * (256 + 256 * whole + (block.frequency + 1 - power) * 256 / power) / 256;
+      uint64_t all = 0;
+      for (const auto& [prefix, other] : live) all += other->bytes;
+      const uint64_t worth = all * 256 / (live.size() * block.bytes);
+      life = life * std::min<uint64_t>(8 * 256, std::max<uint64_t>(256 / 8, worth)) / 256;
+    }
+    if (block.priority == core::trie::Priority::kLow) life /= 4;
+    if (block.priority == core::trie::Priority::kHigh) life *= 4;
+    return frontier + life;
+  }
+
+  // The block that should go next: a leaf in no lease, coldest, then placed first. Null: none.
   Block Coldest() const {
     Block coldest;
     for (const auto& [prefix, block] : live) {
       if (block->promises > 0 || HasChildren(prefix)) continue;
-      if (!coldest || std::pair(block->last_use, block->sequence) < std::pair(coldest->last_use, coldest->sequence)) {
+      if (!coldest || std::pair(block->heat, block->sequence) < std::pair(coldest->heat, coldest->sequence)) {
         coldest = block;
       }
     }
@@ -95,8 +119,8 @@ class TrieModel {
   // Takes the block and all below it out of the map, with their snapshots; returns them.
   std::vector<Block> Remove(const Prefix& top) {
     std::vector<Block> removed;
-    for (auto at = live.lower_bound(top); at != live.end() && at->first.size() >= top.size() &&
-                                          std::equal(top.begin(), top.end(), at->first.begin());) {
+    for (auto at = live.lower_bound(top);
+         at != live.end() && at->first.size() >= top.size() && std::equal(top.begin(), top.end(), at->first.begin());) {
       at->second->live = false;
       for (const Snapshot& snapshot : at->second->snapshots) snapshot->live = false;
       removed.push_back(at->second);

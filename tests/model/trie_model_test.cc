@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -31,10 +32,10 @@ using kvstrata::test::Prefix;
 using kvstrata::test::Snapshot;
 using kvstrata::test::TrieModel;
 
-constexpr uint64_t kBlockTokens = 4;   // of a snapshot's position; the trie's own blocks have one token each
-constexpr uint64_t kAlphabet = 3;      // few tokens, so that chains meet
+constexpr uint64_t kBlockTokens = 4;  // of a snapshot's position; the trie's own blocks have one token each
+constexpr uint64_t kAlphabet = 3;     // few tokens, so that chains meet
 constexpr uint64_t kDepthMax = 12;
-constexpr size_t kBlocksMax = 120;     // above it, evictions are likelier than inserts
+constexpr size_t kBlocksMax = 120;  // above it, evictions are likelier than inserts
 constexpr size_t kLeasesMax = 8;
 constexpr uint64_t kFullCheckEvery = 16;
 
@@ -51,7 +52,10 @@ BlockKey KeyOf(const Prefix& prefix) {
 
 class Driver {
  public:
-  explicit Driver(uint64_t seed) : random_(seed) {}
+  Driver(uint64_t seed, EvictionPolicy policy)
+      : random_(seed), order_(std::make_shared<EvictionOrder>(policy)), trie_(RootDigest({}), {.order = order_}) {
+    model_.by_frequency = policy == EvictionPolicy::kFrequency;
+  }
 
   void Step() {
     ++step_;
@@ -59,8 +63,12 @@ class Driver {
     if (random_.Below(40) == 0) ++now_;
     const bool crowded = model_.live.size() > kBlocksMax;
     switch (random_.Below(16)) {
-      case 0: case 1: case 2: case 3: crowded ? Evict() : Insert(); break;
-      case 4: case 5: Match(); break;
+      case 0:
+      case 1:
+      case 2:
+      case 3: crowded ? Evict() : Insert(); break;
+      case 4: Match(); break;
+      case 5: Prefer(); break;
       case 6: Touch(); break;
       case 7: Lease(); break;
       case 8: Release(); break;
@@ -109,6 +117,11 @@ class Driver {
     return at->second;
   }
 
+  Priority RandomPriority() {
+    const uint64_t draw = random_.Below(8);
+    return draw == 0 ? Priority::kLow : draw == 1 ? Priority::kHigh : Priority::kNormal;
+  }
+
   NodeRef RefOf(const std::vector<Block>& path) const { return path.empty() ? trie_.root() : path.back()->ref; }
 
   // ---- Operations ----
@@ -120,12 +133,13 @@ class Driver {
     for (size_t length = 1; length <= tokens.size(); ++length) {
       const Prefix prefix(tokens.begin(), tokens.begin() + static_cast<std::ptrdiff_t>(length));
       const uint64_t bytes = 1 + random_.Below(1000);
-      const auto added = trie_.Insert(parent, KeyOf(prefix), ++sequence_, bytes, tick_, expires_at);
+      const BlockWorth worth{RandomPriority(), static_cast<uint32_t>(random_.Below(4) == 0 ? random_.Below(5) : 0)};
+      const auto added = trie_.Insert(parent, KeyOf(prefix), ++sequence_, bytes, tick_, expires_at, worth);
       REQUIRE(added.ok());
       const auto known = model_.live.find(prefix);
       REQUIRE(added->inserted == (known == model_.live.end()));
       if (added->inserted) {
-        ModelInsert(prefix, added->node, bytes, expires_at);
+        ModelInsert(prefix, added->node, bytes, expires_at, worth);
       } else {
         REQUIRE(added->node == known->second->ref);
       }
@@ -133,16 +147,19 @@ class Driver {
     }
   }
 
-  void ModelInsert(const Prefix& prefix, NodeRef ref, uint64_t bytes, uint32_t expires_at) {
+  void ModelInsert(const Prefix& prefix, NodeRef ref, uint64_t bytes, uint32_t expires_at, const BlockWorth& worth) {
     auto block = std::make_shared<ModelBlock>();
     block->ref = ref;
     block->prefix = prefix;
     block->sequence = sequence_;
     block->bytes = bytes;
     block->expires_at = expires_at;
+    block->priority = worth.priority;
+    block->frequency = worth.frequency;
     model_.live[prefix] = block;
+    block->heat = model_.HeatOf(*block, tick_);
     for (const Block& at : model_.PathOf(prefix)) {
-      at->last_use = std::max(at->last_use, tick_);
+      at->heat = std::max(at->heat, block->heat);
       if (at->expires_at != 0 && (block->expires_at == 0 || block->expires_at > at->expires_at)) {
         block->expires_at = at->expires_at;
       }
@@ -204,10 +221,22 @@ class Driver {
     const std::vector<Block> path = Match();
     // Now and then with a tick from the past, as a late caller would.
     const uint64_t tick = random_.Below(8) == 0 ? random_.Below(tick_) : tick_;
-    REQUIRE(trie_.Touch(RefOf(path), tick));
+    const bool counts = random_.Below(3) != 0;
+    REQUIRE((counts ? trie_.Touch(RefOf(path), tick) : trie_.Keep(RefOf(path), tick)));
+    uint64_t below = 0;
+    for (size_t i = path.size(); i-- > 0;) {
+      path[i]->frequency += counts ? 1 : 0;
+      below = path[i]->heat = std::max({path[i]->heat, below, model_.HeatOf(*path[i], tick)});
+    }
+  }
+
+  void Prefer() {
+    const std::vector<Block> path = Match();
+    const Priority priority = RandomPriority();
+    REQUIRE(trie_.RaisePriority(RefOf(path), priority));
     for (const Block& block : path) {
-      block->last_use = std::max(block->last_use, tick);
-      ++block->frequency;
+      const bool raises = priority == Priority::kHigh || block->priority == Priority::kLow;
+      if (raises) block->priority = priority;
     }
   }
 
@@ -229,10 +258,13 @@ class Driver {
     std::vector<Block> expected = model_.Release(which);
     std::reverse(expected.begin(), expected.end());  // deepest first
     size_t freed = 0;
-    REQUIRE(trie_.Release(ref, [&](const BlockInfo& info) {
-      REQUIRE(freed < expected.size());
-      CompareRemoved(info, *expected[freed++]);
-    }).ok());
+    REQUIRE(trie_
+                .Release(ref,
+                         [&](const BlockInfo& info) {
+                           REQUIRE(freed < expected.size());
+                           CompareRemoved(info, *expected[freed++]);
+                         })
+                .ok());
     REQUIRE(freed == expected.size());
     for (const Block& block : expected) gone_.push_back(block->ref);
   }
@@ -246,6 +278,8 @@ class Driver {
     const auto removed = trie_.Remove(*leaf);
     REQUIRE(removed.ok());
     CompareRemoved(*removed, *coldest);
+    order_->Evicted(removed->heat, tick_);
+    model_.frontier = std::max(model_.frontier, std::min(coldest->heat, tick_));
     DropSnapshotsOf(*coldest);
     model_.Remove(coldest->prefix);
     gone_.push_back(*leaf);
@@ -299,7 +333,7 @@ class Driver {
     }
   }
 
-  // A whole round, so that exactly the expired blocks go.
+  // A whole round, so that exactly the expired blocks go, but for those that are promised.
   void Sweep() {
     std::vector<NodeRef> removed;
     trie_.SweepExpired(now_, UINT64_MAX, [&](const BlockInfo& info) { OnRemoved(info, &removed); });
@@ -307,12 +341,12 @@ class Driver {
     for (bool again = true; again;) {
       again = false;
       for (const auto& [prefix, block] : model_.live) {
-        if (!block->ExpiredAt(now_)) continue;
+        if (!block->ExpiredAt(now_) || block->promises > 0) continue;
         const Prefix top = prefix;
         for (const Block& gone : model_.Remove(top)) {
           ++expected;
           REQUIRE(gone->ExpiredAt(now_));
-          if (gone->promises == 0) gone_.push_back(gone->ref);
+          gone_.push_back(gone->ref);
         }
         again = true;
         break;
@@ -397,10 +431,13 @@ class Driver {
     model_.snapshot_leases.erase(model_.snapshot_leases.begin() + static_cast<std::ptrdiff_t>(which));
     const bool frees = --snapshot->leases == 0 && !snapshot->live;
     bool freed = false;
-    REQUIRE(index_.Release(snapshot->ref, [&](const SnapshotInfo& info) {
-      freed = true;
-      REQUIRE(info.sequence == snapshot->sequence);
-    }).ok());
+    REQUIRE(index_
+                .Release(snapshot->ref,
+                         [&](const SnapshotInfo& info) {
+                           freed = true;
+                           REQUIRE(info.sequence == snapshot->sequence);
+                         })
+                .ok());
     REQUIRE(freed == frees);
   }
 
@@ -466,8 +503,9 @@ class Driver {
     CompareRemoved(*info, block);
     REQUIRE_FALSE(info->dead);
     REQUIRE(info->depth == block.prefix.size());
-    REQUIRE(info->last_use == block.last_use);
+    REQUIRE(info->heat == block.heat);
     REQUIRE(info->frequency == block.frequency);
+    REQUIRE(info->priority == block.priority);
     REQUIRE(info->expires_at == block.expires_at);
     REQUIRE((info->pins > 0) == (block.promises > 0));
     REQUIRE(info->has_children == model_.HasChildren(block.prefix));
@@ -477,7 +515,8 @@ class Driver {
   }
 
   SeededRandom random_;
-  Trie trie_{RootDigest({})};
+  std::shared_ptr<EvictionOrder> order_;
+  Trie trie_;
   SnapshotIndex index_{&trie_, kBlockTokens};
   TrieModel model_;
   std::vector<NodeRef> gone_;
@@ -495,7 +534,8 @@ TEST_CASE("trie and snapshot index agree with a map of all prefixes under random
   std::printf("trie_model_test: KVSTRATA_SEED=%llu KVSTRATA_MODEL_OPS=%llu\n", static_cast<unsigned long long>(seed),
               static_cast<unsigned long long>(operations));
   std::fflush(stdout);
-  Driver driver(seed);
+  const auto policy = GENERATE(EvictionPolicy::kLru, EvictionPolicy::kFrequency);
+  Driver driver(seed, policy);
   for (uint64_t i = 0; i < operations; ++i) {
     INFO("seed " << seed << ", operation " << i);
     driver.Step();

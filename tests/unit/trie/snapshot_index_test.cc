@@ -130,7 +130,7 @@ TEST_CASE("snapshots have an eviction order of their own") {
   CHECK(f.index.Get(b)->last_use == 9);
   CHECK(f.index.count() == 1);
   // Rows are untouched by all this.
-  CHECK(f.trie.Get(f.chain[0])->last_use == 1);
+  CHECK(f.trie.Get(f.chain[0])->heat == 1);
   CHECK(f.index.Validate().ok());
 }
 

@@ -224,20 +224,20 @@ TEST_CASE("eviction is leaf first, coldest first, and a use warms the whole path
   Fixture f;
   const auto chain = f.AddChain(f.trie.root(), 0, 3, 5);
   const NodeRef sibling = f.Add(chain[0], 100, 7);
-  CHECK(f.trie.Get(chain[0])->last_use == 7);
-  CHECK(f.trie.Get(chain[1])->last_use == 5);
+  CHECK(f.trie.Get(chain[0])->heat == 7);
+  CHECK(f.trie.Get(chain[1])->heat == 5);
   CHECK(f.trie.ColdestLeaf() == chain[2]);
 
   REQUIRE(f.trie.Touch(chain[2], 9));
   CHECK(f.trie.ColdestLeaf() == sibling);
   for (const NodeRef node : chain) {
-    CHECK(f.trie.Get(node)->last_use == 9);
+    CHECK(f.trie.Get(node)->heat == 9);
     CHECK(f.trie.Get(node)->frequency == 1);
   }
   CHECK(f.trie.Get(sibling)->frequency == 0);
   // An old tick cools nothing.
   REQUIRE(f.trie.Touch(chain[2], 2));
-  CHECK(f.trie.Get(chain[2])->last_use == 9);
+  CHECK(f.trie.Get(chain[2])->heat == 9);
   CHECK(f.trie.Get(chain[2])->frequency == 2);
 
   CHECK(CodeOf(f.trie.Remove(chain[0]).status()) == Code::kInvalidState);
@@ -272,12 +272,12 @@ TEST_CASE("matching does not touch; ticks and frequencies saturate") {
   f.Add(f.trie.root(), 2, 2);
   KeySequence keys = KeysOf({1});
   CHECK(f.trie.Match(keys, 1).node == a);
-  CHECK(f.trie.Get(a)->last_use == 1);
+  CHECK(f.trie.Get(a)->heat == 1);
   CHECK(f.trie.Get(a)->frequency == 0);
   CHECK(f.trie.ColdestLeaf() == a);
   for (int i = 0; i < 70000; ++i) f.trie.Touch(a, UINT64_MAX);
   CHECK(f.trie.Get(a)->frequency == 65535);
-  CHECK(f.trie.Get(a)->last_use == Trie::kMaxTick);
+  CHECK(f.trie.Get(a)->heat == Trie::kMaxTick);
   CHECK(f.trie.Validate().ok());
 }
 
