@@ -558,7 +558,9 @@ KVSTRATA_API kvstrata_status kvstrata_cache_verify(kvstrata_cache* cache, kvstra
 /* Evicts, coldest leaf first, until at most target_bytes are held or only leased records are left. */
 KVSTRATA_API kvstrata_status kvstrata_cache_trim(kvstrata_cache* cache, uint64_t target_bytes,
                                                  uint64_t* out_held_bytes, kvstrata_error* error);
-/* Makes everything stored before the call durable. KVSTRATA_E_UNSUPPORTED where the storage cannot. */
+/* Makes everything stored before the call durable. KVSTRATA_E_UNSUPPORTED where the storage cannot. After a flush has
+ * failed this and durable commits fail until the cache is opened again: what is stored later may hang on what was lost.
+ */
 KVSTRATA_API kvstrata_status kvstrata_cache_sync(kvstrata_cache* cache, kvstrata_error* error);
 /* Removes the stored namespaces that no open handle uses, with all their records. */
 KVSTRATA_API kvstrata_status kvstrata_cache_purge_foreign(kvstrata_cache* cache, uint64_t* out_bytes,

@@ -224,7 +224,18 @@ absl::Status Cache::Sync() {
   if (!options_.storage->capabilities().durable_sync) {
     return base::MakeStatus(base::Code::kUnsupported, "sync", "this storage cannot make records durable");
   }
-  return options_.storage->Sync();
+  absl::Status status = flush_failed_ ? absl::OkStatus() : FlushStorage();
+  // Asked last, since the flush of another thread may have failed and dropped something meanwhile.
+  if (status.ok() && flush_failed_) {
+    status = base::MakeStatus(base::Code::kIo, "sync", "an earlier flush failed; open the store again");
+  }
+  return status;
+}
+
+absl::Status Cache::FlushStorage() {
+  absl::Status status = options_.storage->Sync();
+  if (!status.ok()) flush_failed_ = true;
+  return status;
 }
 
 absl::Status Cache::PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta) {

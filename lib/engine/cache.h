@@ -14,11 +14,14 @@
 //   I4  A record's sequence number is made once: the epoch of this open, then a counter; the epoch is durable before
 //       the first put.
 //   I5  A namespace's life changes durably before a drop returns; records of another life are never believed.
+//   I6  After a flush has failed nothing is called durable until the next open: the storage has dropped what it could
+//       not flush, and a parent of what is stored later, or its namespace's record, may be among it.
 #pragma once
 
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <deque>
@@ -145,6 +148,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   std::vector<Event> Events(uint64_t from, size_t limit, uint64_t* next);
   absl::StatusOr<VerifyInfo> Verify(const Progress& progress);
   absl::StatusOr<uint64_t> Trim(uint64_t target_bytes);
+  // Everything stored before the call is durable (I6).
   absl::Status Sync();
   absl::StatusOr<uint64_t> PurgeForeign();
 
@@ -220,6 +224,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::Status WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life);
   absl::Status MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const;  // locked
   absl::StatusOr<format::NamespaceId> NewLife();
+  absl::Status FlushStorage();
 
   void ResolvePut(const std::shared_ptr<Put>& put, std::vector<Removal>* removals);
   bool EnterIndex(Put& put);
@@ -249,6 +254,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   mutable base::Mutex mutex_;
   base::CondVar changed_;
   bool closed_ = false;
+  std::atomic<bool> flush_failed_{false};
   std::shared_ptr<Cache> stuck_self_;  // set while a close has found requests stuck in the storage
   std::map<base::Digest128, std::shared_ptr<NameSpace>> namespaces_;  // by root digest
   absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;

@@ -192,7 +192,7 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
     if (status.ok()) name_space->life = *life;
     name_space->dropping = false;
   }
-  if (status.ok() && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
+  if (status.ok() && options_.storage->capabilities().durable_sync) status = FlushStorage();
   return status;
 }
 

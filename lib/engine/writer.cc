@@ -590,7 +590,7 @@ absl::Status Writer::Commit(bool durable, bool output_end, uint64_t timeout_ms, 
     }
   }
   if (durable) {
-    if (absl::Status status = cache_->storage().Sync(); !status.ok()) return status;
+    if (absl::Status status = cache_->Sync(); !status.ok()) return status;
   }
   if (info != nullptr) {
     base::MutexLock lock(cache_->mutex());

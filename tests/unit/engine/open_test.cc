@@ -83,3 +83,32 @@ TEST_CASE("an open that ends between its trim and its epoch leaves a store that 
   CHECK(failed > 2);
   CHECK(nth > 5);
 }
+
+TEST_CASE("after a flush has failed nothing is called durable until the next open") {
+  enum class Failing { kCommit, kSync, kDrop };
+  for (const Failing failing : {Failing::kCommit, Failing::kSync, Failing::kDrop}) {
+    CAPTURE(static_cast<int>(failing));
+    Store store(RowsLayout());
+    store.capabilities = store.memory().capabilities();
+    store.capabilities->durable_sync = true;
+    store.Open();
+    const auto commit = [&](uint64_t seed) {
+      const auto writer = store.Begin();
+      REQUIRE(store.Step(*writer, MakeTokens(9, seed), 0, 9).ok());
+      return base::CodeOf(writer->Commit(/*durable=*/true, false, 60'000, nullptr));
+    };
+    CHECK(commit(1) == Code::kOk);
+    store.faults().FailNth(StorageCall::kSync, 1, Code::kIo);
+    // A storage drops what it could not flush: parents of blocks to come, the namespace's own record.
+    if (failing == Failing::kCommit) CHECK(commit(2) == Code::kIo);
+    if (failing == Failing::kSync) CHECK(base::CodeOf(store.cache().Sync()) == Code::kIo);
+    if (failing == Failing::kDrop) CHECK(base::CodeOf(store.cache().DropNamespace(store.space())) == Code::kIo);
+    // The storage works again, but what is stored now may hang on something that has gone.
+    CHECK(commit(3) == Code::kIo);
+    CHECK(base::CodeOf(store.cache().Sync()) == Code::kIo);
+    CHECK(store.RestoredTokens(MakeTokens(9, 3)) == 8);
+    store.Reopen();
+    CHECK(commit(4) == Code::kOk);
+    CHECK(store.cache().Sync().ok());
+  }
+}
