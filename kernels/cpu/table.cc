@@ -26,6 +26,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   FillMovement(named.level, table);
   FillAttention(named.level, table);
   FillPositions(named.level, table);
+  FillProjection(named.level, table);
   FillCompress(named.level, table);
 #if defined(__x86_64__)
   if (named.level == Level::kAvx512Bf16) {
