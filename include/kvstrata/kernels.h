@@ -516,8 +516,8 @@ enum { KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE = 1 };
  * reorder sums, and may take mx from a prefix of the rows and rescale (online softmax).
  *
  * Two levels differ in an output of channel c, seen over n rows of which the largest |kv_sc| is A, by at most
- *   E = 4 * ((width + 2) * |scale| * max_s sum_c |q_c kv_sc| + n + 96) * 2^-24 * A
- * in profile F: a logit is off by at most (width + 2) * 2^-24 times the sum of its magnitudes; subtracting mx (87 at
+ *   E = 4 * ((width + 4) * |scale| * max_s sum_c |q_c kv_sc| + n + 96) * 2^-24 * A
+ * in profile F: a logit is off by at most (width + 4) * 2^-24 times the sum of its magnitudes; subtracting mx (87 at
  * most where a probability is not 0), exp and the division add 96 units, the sums one a row; numerator and denominator
  * each, in both levels. Profiles Q and S: E + 2^-6 A, for each probability, and the output, may be rounded to either
  * neighbour (2^-7). After the inverse rotation, with A of either channel of the pair: 1.5 times that, and in Q and S

@@ -11,6 +11,8 @@ namespace kvstrata::kernels::cpu {
 namespace {
 
 constexpr uint64_t kLineBytes = 64;
+// Of one row; the hardware fetches the rest of a longer one.
+constexpr uint64_t kRowLines = 40;
 
 RowSource MakeSource(const kvstrata_attention_args& a, const void* rows, uint64_t stride, int32_t type, int32_t format,
                      const kvstrata_packed_planes& planes) {
@@ -30,10 +32,12 @@ RowSource MakeSource(const kvstrata_attention_args& a, const void* rows, uint64_
   return source;
 }
 
-void PrefetchBytes(const uint8_t* begin, uint64_t bytes) {
-  const uint8_t* last = begin + bytes - 1;
-  for (const uint8_t* line = begin; line < last; line += kLineBytes) __builtin_prefetch(line);
-  __builtin_prefetch(last);
+// The lines that `bytes` bytes (not 0) touch, `most` at most.
+uint64_t ListLines(const uint8_t* begin, uint64_t bytes, uint64_t most, const uint8_t** lines) {
+  const uint64_t lead = reinterpret_cast<uintptr_t>(begin) % kLineBytes;
+  const uint64_t count = std::min((lead + bytes + kLineBytes - 1) / kLineBytes, most);
+  for (uint64_t i = 0; i < count; ++i) lines[i] = i == 0 ? begin : begin - lead + i * kLineBytes;
+  return count;
 }
 
 }  // namespace
@@ -101,17 +105,25 @@ bool PicksValid(const kvstrata_attention_args& a) {
   return true;
 }
 
-void PrefetchRow(const RowSource& source, uint64_t row) {
+uint64_t RowLines(const RowSource& source, uint64_t row, uint64_t most, const uint8_t** lines) {
   if (!source.IsPacked()) {
     const uint64_t element = source.type == KVSTRATA_KERNELS_F32 ? sizeof(float) : sizeof(uint16_t);
-    PrefetchBytes(source.rows + row * source.stride_bytes, source.width * element);
-    return;
+    return ListLines(source.rows + row * source.stride_bytes, source.width * element, most, lines);
   }
   const kvstrata_packed_planes& planes = source.planes;
-  PrefetchBytes(planes.codes + row * planes.code_stride_bytes, source.shape.code_bytes);
-  if (source.shape.rope_bytes != 0)
-    PrefetchBytes(planes.rope + row * planes.rope_stride_bytes, source.shape.rope_bytes);
-  PrefetchBytes(planes.scales + row * planes.scale_stride_bytes, source.shape.scale_bytes);
+  const kvstrata_packed_shape& shape = source.shape;
+  uint64_t count = ListLines(planes.codes + row * planes.code_stride_bytes, shape.code_bytes, most, lines);
+  if (shape.rope_bytes != 0) {
+    count += ListLines(planes.rope + row * planes.rope_stride_bytes, shape.rope_bytes, most - count, lines + count);
+  }
+  return count +
+         ListLines(planes.scales + row * planes.scale_stride_bytes, shape.scale_bytes, most - count, lines + count);
+}
+
+void PrefetchRow(const RowSource& source, uint64_t row) {
+  const uint8_t* lines[kRowLines];
+  const uint64_t count = RowLines(source, row, kRowLines, lines);
+  for (uint64_t i = 0; i < count; ++i) __builtin_prefetch(lines[i]);
 }
 
 void InverseRotation(const kvstrata_attention_args& a, uint64_t n, float* cosines, float* sines) {

@@ -70,6 +70,8 @@ KeyList ListKeys(const kvstrata_attention_args& a, uint64_t n, uint64_t* keys);
 // Every pick is -1 or an entry that is there and visible.
 bool PicksValid(const kvstrata_attention_args& a);
 
+// Writes an address in each of a row's cache lines, `most` at most; returns how many.
+uint64_t RowLines(const RowSource& source, uint64_t row, uint64_t most, const uint8_t** lines);
 // Asks for a row's cache lines, for use some hundred nanoseconds later.
 void PrefetchRow(const RowSource& source, uint64_t row);
 

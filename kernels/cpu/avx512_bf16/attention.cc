@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <cmath>
 #include <cstring>
 
@@ -51,6 +52,11 @@ constexpr uint64_t kGroupHeads = 128;
 // dot products of latency 6 begin in a cycle; 64 and 128 heads are whole tiles of both.
 constexpr uint64_t kLogitHeads = 8;
 constexpr uint64_t kValueHeads = 4;
+// Cache lines of a tile's rows that are asked for ahead, at most: 24 a row, enough for bf16 rows of 1400 bytes.
+constexpr uint64_t kTileLines = 24 * kTileRows;
+
+// The softmax is one of powers of 2: logits are scaled by this as well.
+constexpr float kLog2E = 1.44269504f;
 
 struct Work {
   uint64_t width;  // padded
@@ -67,6 +73,7 @@ struct Work {
   float* unpacked;    // [width]
   float* cosines;
   float* sines;
+  const uint8_t** lines;  // [kTileLines]: cache lines of the next tile
 };
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -91,6 +98,7 @@ uint64_t LayWorkspace(const kvstrata_attention_args& a, Work& work) {
   work.unpacked = parts.Next<float>(work.width);
   work.cosines = parts.Next<float>(rope);
   work.sines = parts.Next<float>(rope);
+  work.lines = parts.Next<const uint8_t*>(kTileLines);
   return parts.Bytes();
 }
 
@@ -317,15 +325,28 @@ void BringTile(const Sources& sources, const KeyList& list, uint64_t begin, cons
 
 // ---- logits ------------------------------------------------------------------------------------------------------
 
+// Cache lines to ask for within a logit tile.
+struct Lines {
+  const uint8_t* const* next;
+  const uint8_t* const* end;
+
+  uint64_t Count() const { return static_cast<uint64_t>(end - next); }
+};
+
 // kHeads queries against the 32 rows of a tile, scaled.
 template <uint64_t kHeads>
-void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, float scale, float* logits,
+void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, float scale, Lines lines, float* logits,
                uint64_t stride) {
   __m512 sums[kHeads][2];
+#pragma GCC unroll 16
   for (auto& head : sums) head[0] = head[1] = _mm512_setzero_ps();
+  // A line each `spacing` channels, a power of two: a pattern that branch prediction learns.
+  const uint64_t spacing = std::bit_floor(width / std::clamp<uint64_t>(lines.Count(), 1, width / 2));
   for (uint64_t c = 0; c < width; c += 2) {
+    if ((c & (spacing - 1)) == 0 && lines.next < lines.end) _mm_prefetch(*lines.next++, _MM_HINT_T0);
     const __m512bh rows0 = Pairs(_mm512_load_si512(across + c * kLanes));
     const __m512bh rows1 = Pairs(_mm512_load_si512(across + (width + c) * kLanes));
+#pragma GCC unroll 16
     for (uint64_t h = 0; h < kHeads; ++h) {
       int32_t pair;
       std::memcpy(&pair, queries + h * width + c, sizeof pair);
@@ -335,6 +356,7 @@ void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, 
     }
   }
   const __m512 factor = _mm512_set1_ps(scale);
+#pragma GCC unroll 16
   for (uint64_t h = 0; h < kHeads; ++h) {
     _mm512_store_ps(logits + h * stride, _mm512_mul_ps(sums[h][0], factor));
     _mm512_store_ps(logits + h * stride + kLanes, _mm512_mul_ps(sums[h][1], factor));
@@ -342,77 +364,83 @@ void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, 
 }
 
 template <uint64_t kHeads>
-void LogitHeads(const Work& work, uint64_t head, uint64_t begin, float scale) {
-  LogitTile<kHeads>(work.queries + head * work.width, work.across, work.width, scale,
+void LogitHeads(const Work& work, uint64_t head, uint64_t begin, float scale, Lines lines) {
+  LogitTile<kHeads>(work.queries + head * work.width, work.across, work.width, scale, lines,
                     work.logits + head * work.most + begin, work.most);
 }
 
-// The logits of a tile, and the rows of the next asked for, a few with each tile of heads.
+// The cache lines of keys begin .. begin+31, as far as they are there. Asks for each row's first: where the row's page
+// is not in the TLB, nothing behind the prefetch retires until it was looked up, so all 32 look-ups go side by side.
+Lines ListLines(const Sources& sources, const KeyList& list, const Work& work, uint64_t begin) {
+  uint64_t count = 0;
+  for (uint64_t i = begin; i < std::min(begin + kTileRows, list.total); ++i) {
+    const uint8_t** lines = work.lines + count;
+    const uint64_t more = RowLines(sources.Of(list, i), list.keys[i], kTileLines - count, lines);
+    if (more != 0) _mm_prefetch(lines[0], _MM_HINT_T0);
+    count += more;
+  }
+  return {work.lines, work.lines + count};
+}
+
+// The logits of a tile. Each tile of heads asks for its share of the next tile's rows, a line at a time: in one go they
+// would fill the queue of misses and hold up the loads behind them.
 void LogitRows(const Sources& sources, const KeyList& list, const Work& work, uint64_t heads, uint64_t begin,
                float scale) {
-  uint64_t next = begin + kTileRows;
-  const uint64_t end = std::min(next + kTileRows, list.total);
-  const uint64_t steps = (heads + kLogitHeads - 1) / kLogitHeads;
-  const uint64_t each = (kTileRows + steps - 1) / steps;
+  Lines lines = ListLines(sources, list, work, begin + kTileRows);
+  const uint64_t steps = heads / kLogitHeads;
   uint64_t h = 0;
-  for (uint64_t step = 0; step < steps; ++step) {
-    for (const uint64_t stop = std::min(next + each, end); next < stop; ++next) {
-      PrefetchRow(sources.Of(list, next), list.keys[next]);
-    }
-    const uint64_t left = heads - h;
-    if (left >= kLogitHeads) {
-      LogitHeads<kLogitHeads>(work, h, begin, scale);
-      h += kLogitHeads;
-      continue;
-    }
-    if ((left & 4) != 0) LogitHeads<4>(work, h, begin, scale);
-    h += left & 4;
-    if ((left & 2) != 0) LogitHeads<2>(work, h, begin, scale);
-    h += left & 2;
-    if ((left & 1) != 0) LogitHeads<1>(work, h, begin, scale);
+  for (uint64_t step = 0; step < steps; ++step, h += kLogitHeads) {
+    const uint64_t share = lines.Count() / (steps - step);
+    LogitHeads<kLogitHeads>(work, h, begin, scale, {lines.next, lines.next + share});
+    lines.next += share;
   }
+  // The last shares end with the lines, so these ask for some only where there is no whole tile of heads.
+  const uint64_t left = heads - h;
+  if ((left & 4) != 0) LogitHeads<4>(work, h, begin, scale, lines);
+  h += left & 4;
+  if ((left & 2) != 0) LogitHeads<2>(work, h, begin, scale, lines);
+  h += left & 2;
+  if ((left & 1) != 0) LogitHeads<1>(work, h, begin, scale, lines);
 }
 
 // ---- softmax -----------------------------------------------------------------------------------------------------
 
-// e^x for x <= 0, the steps of reference/scalar.h with fused operations: within 2 ulp, 0 below -87.
-__m512 ExpNonPositive(__m512 x) {
-  const __m512 lowest = _mm512_set1_ps(-87.0f);
-  const __mmask16 kept = _mm512_cmp_ps_mask(x, lowest, _CMP_NLT_UQ);
-  const __m512 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504088896341f)), 8);
-  const __m512 high = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693145751953125f), x);
-  const __m512 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(1.42860682030941723e-6f), high);
-  __m512 p = _mm512_fmadd_ps(r, _mm512_set1_ps(1.0f / 5040.0f), _mm512_set1_ps(1.0f / 720.0f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 120.0f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 24.0f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f / 6.0f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.5f));
-  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
+// 2^x for x <= 0, within 2 ulp; below -126 it is 0, NaN stays NaN. 2^x = 2^n 2^r for the integer n next to x; 2^r =
+// 1 + r q(r), q the polynomial through the Chebyshev nodes of [-1/2, 1/2], 0.16 * 2^-24 off.
+__m512 Exp2NonPositive(__m512 x) {
+  const __mmask16 kept = _mm512_cmp_ps_mask(x, _mm512_set1_ps(-126.0f), _CMP_NLT_UQ);
+  const __m512 n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const __m512 r = _mm512_sub_ps(x, n);
+  __m512 p = _mm512_fmadd_ps(r, _mm512_set1_ps(0.00015453163f), _mm512_set1_ps(0.0013390863f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.009618083f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.05550357f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.2402265f));
+  p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(0.69314718f));
   p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(1.0f));
   return _mm512_maskz_scalef_ps(kept, p, n);
 }
 
-// Logits to bf16 probabilities in their place; returns 1 / (the sum of the unrounded ones and the sink's).
+// Logits times log2(e) to bf16 probabilities in their place; returns 1 / (sum of the unrounded ones and the sink's).
 float Softmax(float* logits, uint64_t count, const float* sink) {
   const uint64_t padded = RoundUp(count, kTileRows);
   std::fill(logits + count, logits + padded, -INFINITY);
-  __m512 most = _mm512_set1_ps(sink != nullptr ? *sink : -INFINITY);
+  const __m512 last = _mm512_set1_ps(sink != nullptr ? *sink * kLog2E : -INFINITY);
+  __m512 most = last;
   // The second operand is the result where one is NaN.
   for (uint64_t i = 0; i < padded; i += kLanes) most = _mm512_max_ps(_mm512_load_ps(logits + i), most);
-  const float largest = _mm512_reduce_max_ps(most);
-  const __m512 shift = _mm512_set1_ps(largest);
+  const __m512 shift = _mm512_set1_ps(_mm512_reduce_max_ps(most));
   __m512 total0 = _mm512_setzero_ps();
   __m512 total1 = _mm512_setzero_ps();
   uint16_t* probabilities = reinterpret_cast<uint16_t*>(logits);
   for (uint64_t i = 0; i < padded; i += kTileRows) {
-    const __m512 p0 = ExpNonPositive(_mm512_sub_ps(_mm512_load_ps(logits + i), shift));
-    const __m512 p1 = ExpNonPositive(_mm512_sub_ps(_mm512_load_ps(logits + i + kLanes), shift));
+    const __m512 p0 = Exp2NonPositive(_mm512_sub_ps(_mm512_load_ps(logits + i), shift));
+    const __m512 p1 = Exp2NonPositive(_mm512_sub_ps(_mm512_load_ps(logits + i + kLanes), shift));
     total0 = _mm512_add_ps(total0, p0);
     total1 = _mm512_add_ps(total1, p1);
     _mm512_store_si512(probabilities + i, (__m512i)_mm512_cvtne2ps_pbh(p1, p0));
   }
   const float sum = _mm512_reduce_add_ps(_mm512_add_ps(total0, total1));
-  return 1.0f / (sink != nullptr ? sum + reference::ExpNonPositive(*sink - largest) : sum);
+  return 1.0f / (sink != nullptr ? sum + _mm512_cvtss_f32(Exp2NonPositive(_mm512_sub_ps(last, shift))) : sum);
 }
 
 // ---- values ------------------------------------------------------------------------------------------------------
@@ -508,7 +536,7 @@ void AttendToken(const kvstrata_attention_args& a, const Sources& sources, const
     }
     for (uint64_t begin = 0; begin < list.total; begin += kTileRows) {
       BringTile(sources, list, begin, work);
-      LogitRows(sources, list, work, heads, begin, a.scale);
+      LogitRows(sources, list, work, heads, begin, a.scale * kLog2E);
     }
     for (uint64_t h = 0; h < heads; ++h) {
       work.factors[h] =

@@ -206,7 +206,7 @@ double Tolerance(const Problem& p, int32_t profile, bool inverse) {
   }
   const double entries = p.shape.picks != 0 ? p.shape.picks : static_cast<double>(kEntries);
   const double rows = p.shape.window + entries;
-  const double logit = (p.shape.width + 2) * query * largest / std::sqrt(static_cast<double>(p.shape.width));
+  const double logit = (p.shape.width + 4) * query * largest / std::sqrt(static_cast<double>(p.shape.width));
   double tolerance = 4 * (logit + rows + 96) * kUnit * largest;
   if (profile != KVSTRATA_KERNELS_PROFILE_F) tolerance += 0x1p-6 * largest;
   if (!inverse) return tolerance;
