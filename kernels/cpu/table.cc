@@ -28,10 +28,12 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   FillPositions(named.level, table);
   FillProjection(named.level, table);
   FillCompress(named.level, table);
+  FillSelection(named.level, table);
 #if defined(__x86_64__)
   if (named.level == Level::kAvx512Bf16) {
     FillAvx512Bf16Formats(table);
     FillAvx512Bf16Attention(table);
+    FillAvx512Bf16Selection(table);
   }
 #endif
   return table;
