@@ -63,8 +63,10 @@ struct LogHeader {
   friend bool operator==(const LogHeader&, const LogHeader&) = default;
 };
 
-// Entries begin here, in a sector of their own.
-inline constexpr uint64_t kLogBodyOffset = 4096;
+// Entries begin here; and what one flush adds to a journal begins at a multiple of this. A write that is torn by a loss
+// of power can then spoil nothing that was durable before: no disk writes more than 4096 bytes at once.
+inline constexpr uint64_t kLogBlockBytes = 4096;
+inline constexpr uint64_t kLogBodyOffset = kLogBlockBytes;
 // magic 8, version 4, size 4, store 16, epoch 8, number 8, salt 8, entries 8, body_bytes 8, checksum 8.
 inline constexpr size_t kLogHeaderBytes = 80;
 std::array<std::byte, kLogHeaderBytes> EncodeLogHeader(const LogHeader& header);

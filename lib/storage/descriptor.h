@@ -21,6 +21,8 @@ class Descriptor {
   // At least 0, or the negative errno of the open that failed.
   int get() const { return fd_; }
   bool ok() const { return fd_ >= 0; }
+  // The descriptor becomes the caller's.
+  int Release() { return std::exchange(fd_, -1); }
   // The result of the first close that had something to close; 0 afterwards.
   int Close() { return fd_ < 0 ? 0 : os_->Close(std::exchange(fd_, -1)); }
 

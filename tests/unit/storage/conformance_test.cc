@@ -13,6 +13,7 @@
 #include "lib/base/status.h"
 #include "lib/storage/file.h"
 #include "lib/storage/memory.h"
+#include "lib/storage/segment/segment_storage.h"
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/faulty_os.h"
@@ -50,6 +51,16 @@ std::unique_ptr<storage::Storage> OpenFile(Backend& backend) {
   return std::move(*opened);
 }
 
+std::unique_ptr<storage::Storage> OpenSegment(Backend& backend) {
+  storage::SegmentOptions options;
+  options.path = backend.directory / "store";
+  options.capacity_bytes = 64 << 20;
+  options.os = &backend.os;
+  auto opened = storage::SegmentStorage::Open(options);
+  REQUIRE(opened.ok());
+  return std::move(*opened);
+}
+
 std::unique_ptr<storage::Storage> Memory() {
   return std::make_unique<storage::MemoryStorage>(storage::MemoryOptions{64 << 20});
 }
@@ -61,6 +72,11 @@ std::unique_ptr<Backend> Make(const std::string& kind) {
     backend->os.LimitTransfers(13);
     backend->store = OpenFile(*backend);
   }
+  if (kind == "segment") backend->store = OpenSegment(*backend);
+  if (kind == "segment in small pieces") {
+    backend->os.LimitTransfers(13);
+    backend->store = OpenSegment(*backend);
+  }
   if (kind == "memory") backend->store = Memory();
   if (kind == "faulty") {
     auto faulty = std::make_unique<kvstrata::test::FaultyStorage>(Memory(), 20250102);
@@ -71,7 +87,9 @@ std::unique_ptr<Backend> Make(const std::string& kind) {
   return backend;
 }
 
-std::string AnyBackend() { return GENERATE("memory", "file", "file in small pieces", "faulty"); }
+std::string AnyBackend() {
+  return GENERATE("memory", "file", "file in small pieces", "segment", "segment in small pieces", "faulty");
+}
 
 }  // namespace
 
@@ -384,7 +402,7 @@ TEST_CASE("one key under eight threads is never a mixture, and every byte is acc
   storage::Storage& store = *backend->store;
   const uint64_t empty = store.UsedBytes();
   // Moving 13 bytes at a time is slow, and makes torn reads likelier.
-  const int rounds = kind == "file in small pieces" ? 30 : 150;
+  const int rounds = kind.ends_with("in small pieces") ? 30 : 150;
   std::atomic<int> wrong{0};
   std::vector<std::thread> threads;
   for (uint64_t thread = 1; thread <= 8; ++thread) {

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/storage/segment/data_files.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cerrno>
+#include <utility>
+
+#include "lib/base/status.h"
+#include "lib/storage/descriptor.h"
+#include "lib/storage/segment/log_files.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+constexpr uint64_t kMinSegmentBytes = 64u << 20;
+// Files of ext4 with blocks of 4 KiB end at 16 TiB.
+constexpr uint64_t kMaxSegmentBytes = uint64_t{1} << 42;
+constexpr uint64_t kSegmentsWanted = 16;
+
+std::string SegmentName(uint32_t number) { return std::string(kLaneFolder) + "/data-" + FileNumber(number) + ".seg"; }
+
+uint32_t Units(uint64_t bytes) { return static_cast<uint32_t>(bytes / format::kUnitBytes); }
+
+}  // namespace
+
+uint64_t SegmentBytesFor(uint64_t capacity_bytes) {
+  const uint64_t wanted = std::clamp(capacity_bytes / kSegmentsWanted, kMinSegmentBytes, kMaxSegmentBytes);
+  return std::bit_ceil(wanted);
+}
+
+DataFiles::DataFiles(const Directory& directory, uint64_t segment_bytes, uint32_t max_segments, uint64_t grow_bytes,
+                     bool read_only)
+    : directory_(directory),
+      segment_units_(Units(segment_bytes)),
+      max_segments_(std::min(max_segments, kMaxSegments)),
+      grow_units_(std::max<uint32_t>(1, Units(grow_bytes))),
+      read_only_(read_only) {}
+
+DataFiles::~DataFiles() { Close(); }
+
+void DataFiles::Close() {
+  for (uint32_t i = 0; i < count_; ++i) {
+    if (segments_[i]->fd >= 0) directory_.os.Close(std::exchange(segments_[i]->fd, -1));
+  }
+}
+
+absl::Status DataFiles::Open() {
+  for (uint32_t number = 0; number < kMaxSegments; ++number) {
+    struct stat info {};
+    const int found = directory_.os.StatAt(directory_.root, SegmentName(number).c_str(), &info);
+    if (found == -ENOENT) break;
+    if (found < 0) return ReadError(directory_, "stat", SegmentName(number).c_str(), found);
+    if (absl::Status status = OpenSegment(number, false); !status.ok()) return status;
+    Segment& segment = *segments_[number];
+    segment.ready = std::min(segment_units_, Units(static_cast<uint64_t>(std::max<off_t>(info.st_size, 0))));
+    Give(segment, 0, segment.ready);
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataFiles::OpenSegment(uint32_t number, bool create) {
+  auto segment = std::make_unique<Segment>(segment_units_);
+  segment->name = SegmentName(number);
+  const char* name = segment->name.c_str();
+  const int flags = (read_only_ ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_NONBLOCK | (create ? O_CREAT : 0);
+  Descriptor file(directory_.os, directory_.os.OpenAt(directory_.root, name, flags, kFileMode));
+  if (!file.ok()) {
+    return read_only_ ? ReadError(directory_, "open", name, file.get())
+                      : WriteError(directory_, "open", name, file.get());
+  }
+  if (create) {
+    // A umask may have taken the owner's bits away.
+    if (const int result = directory_.os.Fchmod(file.get(), kFileMode); result < 0) {
+      return WriteError(directory_, "set the mode of", name, result);
+    }
+    folder_dirty_ = true;
+  }
+  segment->fd = file.Release();
+  segments_[number] = std::move(segment);
+  count_ = number + 1;
+  return absl::OkStatus();
+}
+
+// ---- Which units ---------------------------------------------------------------------------------------------------
+
+std::optional<format::Extent> DataFiles::Allocate(uint32_t units) {
+  const uint32_t count = count_;
+  // Onwards from the last one to the end of its segment, then every segment from its beginning, that one included.
+  for (uint32_t i = 0; i <= count && count > 0; ++i) {
+    const uint32_t number = i == 0 ? last_segment_ : (last_segment_ + i) % count;
+    SpaceMap& map = segments_[number]->map;
+    const std::optional<uint32_t> found = map.Find(units, i == 0 ? last_unit_ : 0);
+    if (!found.has_value()) continue;
+    map.Take(*found, units);
+    last_segment_ = number;
+    last_unit_ = *found + units;
+    return format::Extent{number, *found, units};
+  }
+  return std::nullopt;
+}
+
+std::optional<DataFiles::Extents> DataFiles::AllocatePieces(uint64_t units) {
+  Extents extents;
+  while (units > 0 && extents.size() < format::kMaxExtents) {
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < count_; ++i) longest = std::max(longest, segments_[i]->map.longest());
+    if (longest == 0) break;
+    const std::optional<format::Extent> piece = Allocate(static_cast<uint32_t>(std::min<uint64_t>(longest, units)));
+    if (!piece.has_value()) break;
+    extents.push_back(*piece);
+    units -= piece->units;
+  }
+  if (units == 0) return extents;
+  for (const format::Extent& extent : extents) Free(extent);
+  return std::nullopt;
+}
+
+void DataFiles::Free(const format::Extent& extent) { segments_[extent.segment]->map.Give(extent.first, extent.units); }
+
+bool DataFiles::Claim(const format::Extent& extent) {
+  if (extent.segment >= count_ || !segments_[extent.segment]->map.AllFree(extent.first, extent.units)) return false;
+  segments_[extent.segment]->map.Take(extent.first, extent.units);
+  return true;
+}
+
+uint64_t DataFiles::free_units() const {
+  uint64_t units = 0;
+  for (uint32_t i = 0; i < count_; ++i) units += segments_[i]->map.free_units();
+  return units;
+}
+
+absl::Status DataFiles::Grow(uint32_t units, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish) {
+  base::MutexLock lock(grow_mutex_);
+  if (units > segment_units_) {
+    return base::MakeStatus(base::Code::kNoSpace, "put", "longer than a segment");
+  }
+  uint32_t number = count_ == 0 ? 0 : count_ - 1;
+  // What is free at the end of the ready part is not counted: a step more does no harm.
+  if (count_ == 0 || segments_[number]->ready > segment_units_ - units) {
+    // The last one gives the rest that it has before the next one begins.
+    if (count_ > 0 && segments_[number]->ready < segment_units_) {
+      Segment& last = *segments_[number];
+      const uint32_t before = last.ready;
+      if (Extend(last, segment_units_).ok()) publish([&] { Give(last, before, last.ready); });
+    }
+    number = count_;
+    if (number >= max_segments_) {
+      return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
+                              "all " + std::to_string(number) + " segments are in use");
+    }
+    if (absl::Status status = OpenSegment(number, true); !status.ok()) return status;
+  }
+  Segment& segment = *segments_[number];
+  const uint32_t before = segment.ready;
+  const uint32_t wanted = std::min(segment_units_, before + std::max(units, grow_units_));
+  absl::Status status = Extend(segment, wanted);
+  if (status.ok()) publish([&] { Give(segment, before, segment.ready); });
+  return status;
+}
+
+void DataFiles::Give(Segment& segment, uint32_t first, uint32_t end) {
+  segment.map.Give(first, end - first);
+  ready_units_ += end - first;
+}
+
+absl::Status DataFiles::Extend(Segment& segment, uint32_t ready) {
+  const uint64_t from = segment.ready * format::kUnitBytes, to = ready * format::kUnitBytes;
+  int result = directory_.os.Allocate(segment.fd, from, to - from);
+  // Where space cannot be reserved, a full disk shows itself in the put that meets it.
+  if (result == -EOPNOTSUPP || result == -ENOSYS || result == -EINVAL) {
+    result = directory_.os.Truncate(segment.fd, to);
+  }
+  if (result < 0) return WriteError(directory_, "enlarge", segment.name.c_str(), result);
+  segment.ready = ready;
+  return absl::OkStatus();
+}
+
+// ---- Bytes ---------------------------------------------------------------------------------------------------------
+
+absl::Status DataFiles::Write(std::span<const format::Extent> extents, uint64_t bytes,
+                              std::span<const base::ByteView> parts) {
+  Gather gather(parts);
+  for (const format::Extent& extent : extents) {
+    Segment& segment = *segments_[extent.segment];
+    uint64_t offset = extent.first * format::kUnitBytes;
+    const uint64_t here = std::min(bytes, extent.units * format::kUnitBytes);
+    absl::Status status = WritePieces(directory_, segment.fd, segment.name.c_str(), here, &gather, &offset);
+    if (!status.ok()) return status;
+    bytes -= here;
+    // Afterwards, so that a flush that runs meanwhile does not take the mark away.
+    segment.dirty = true;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataFiles::Read(std::span<const format::Extent> extents, uint64_t offset, base::MutableBytes to) {
+  for (const format::Extent& extent : extents) {
+    const uint64_t size = extent.units * format::kUnitBytes;
+    if (offset >= size) {
+      offset -= size;
+      continue;
+    }
+    if (to.empty()) break;
+    Segment& segment = *segments_[extent.segment];
+    const size_t here = static_cast<size_t>(std::min<uint64_t>(to.size(), size - offset));
+    absl::Status status = ReadFully(directory_, segment.fd, segment.name.c_str(), to.first(here),
+                                    extent.first * format::kUnitBytes + offset);
+    if (!status.ok()) return status;
+    to = to.subspan(here);
+    offset = 0;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataFiles::Sync() {
+  absl::Status first;
+  const uint32_t count = count_;
+  for (uint32_t i = 0; i < count; ++i) {
+    Segment& segment = *segments_[i];
+    if (!segment.dirty.exchange(false)) continue;
+    const int result = directory_.os.Fdatasync(segment.fd);
+    if (result < 0) first.Update(WriteError(directory_, "flush", segment.name.c_str(), result));
+  }
+  first.Update(SyncFolder());
+  return first;
+}
+
+// After a failure the names of new segments are not known to be durable, ever.
+absl::Status DataFiles::SyncFolder() {
+  base::MutexLock lock(folder_mutex_);
+  if (!folder_dirty_.exchange(false)) return folder_;
+  Descriptor folder(directory_.os, directory_.os.OpenAt(directory_.root, kLaneFolder, O_RDONLY | O_DIRECTORY, 0));
+  const int result = folder.ok() ? directory_.os.Fsync(folder.get()) : folder.get();
+  if (result < 0) folder_.Update(WriteError(directory_, "flush", kLaneFolder, result));
+  return folder_;
+}
+
+}  // namespace kvstrata::core::storage

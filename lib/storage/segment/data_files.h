@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// The segments of a store: files of one size that hold payload and nothing else, and which units of them are free.
+// They grow on demand, step by step and one after the other, and are never made smaller: space that was written before
+// is faster to write again.
+//
+// Invariants:
+//   I1. Units that are free or taken exist in the file: a write to them makes no file longer. Where the file system can
+//       reserve space, it has been reserved.
+//   I2. There are at most kMaxSegments segments, an open descriptor each.
+//
+// Thread rule: allocation (Allocate, AllocatePieces, Free, Claim, the counts) one thread at a time, under the caller's
+// lock; everything else on any thread at once. Grow calls back under the caller's lock to publish what it has made.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/status.h"
+#include "lib/base/mutex.h"
+#include "lib/format/segment.h"
+#include "lib/storage/directory.h"
+#include "lib/storage/segment/space_map.h"
+
+namespace kvstrata::core::storage {
+
+// Of 64 descriptors, what the rest of a store leaves.
+inline constexpr uint32_t kMaxSegments = 48;
+
+// A power of two, so that a store of that capacity has at most 16 segments; at least 64 MiB.
+uint64_t SegmentBytesFor(uint64_t capacity_bytes);
+
+class DataFiles {
+ public:
+  using Extents = std::vector<format::Extent>;
+
+  // `directory` outlives this. `max_segments`: how many may be made.
+  DataFiles(const Directory& directory, uint64_t segment_bytes, uint32_t max_segments, uint64_t grow_bytes,
+            bool read_only);
+  ~DataFiles();
+  // Opens those that are there, 0, 1, 2, ... without a gap.
+  absl::Status Open();
+  void Close();
+
+  // One run of that many units (at least 1) that exist and are free; after the last one if possible, so that what is
+  // put one after the other lies one after the other.
+  std::optional<format::Extent> Allocate(uint32_t units);
+  // As many runs as kMaxExtents allows.
+  std::optional<Extents> AllocatePieces(uint64_t units);
+  void Free(const format::Extent& extent);
+  // False when it is not wholly in a segment, or not free.
+  bool Claim(const format::Extent& extent);
+  uint64_t free_units() const;
+  // Free and taken ones.
+  uint64_t ready_units() const { return ready_units_; }
+
+  // Makes room for a run of so many units at the end, and publishes it within `publish`, which calls the function that
+  // it is given under the caller's lock. kNoSpace when the store may not grow so far.
+  absl::Status Grow(uint32_t units, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish);
+
+  absl::Status Write(std::span<const format::Extent> extents, uint64_t bytes, std::span<const base::ByteView> parts);
+  absl::Status Read(std::span<const format::Extent> extents, uint64_t offset, base::MutableBytes to);
+  // Makes durable what was written before the call.
+  absl::Status Sync();
+
+ private:
+  struct Segment {
+    explicit Segment(uint32_t units) : map(units) {}
+    std::string name;
+    int fd = -1;
+    SpaceMap map;
+    // How many units exist; changed under grow_mutex_ only.
+    uint32_t ready = 0;
+    std::atomic<bool> dirty{false};
+  };
+
+  absl::Status OpenSegment(uint32_t number, bool create);
+  void Give(Segment& segment, uint32_t first, uint32_t end);
+  absl::Status Extend(Segment& segment, uint32_t ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_);
+  absl::Status SyncFolder();
+
+  const Directory& directory_;
+  const uint32_t segment_units_;
+  const uint32_t max_segments_;
+  const uint32_t grow_units_;
+  const bool read_only_;
+  // A slot is set once, before count_ goes above it.
+  std::array<std::unique_ptr<Segment>, kMaxSegments> segments_;
+  std::atomic<uint32_t> count_{0};
+  uint64_t ready_units_ = 0;
+  // Where the last run ended.
+  uint32_t last_segment_ = 0;
+  uint32_t last_unit_ = 0;
+  base::Mutex grow_mutex_;
+  std::atomic<bool> folder_dirty_{false};
+  base::Mutex folder_mutex_;
+  absl::Status folder_ ABSL_GUARDED_BY(folder_mutex_);
+};
+
+}  // namespace kvstrata::core::storage

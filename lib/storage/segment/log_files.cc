@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/storage/segment/log_files.h"
+
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <charconv>
+
+#include "lib/base/status.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+constexpr char kJournalStart[] = "journal-";
+constexpr char kJournalEnd[] = ".log";
+// As printed: four digits, or more without a leading zero.
+constexpr size_t kDigits = 4;
+// Read at once: large enough that reading a log costs as much as copying it.
+constexpr size_t kWindowBytes = 256 * 1024;
+static_assert(kWindowBytes >= format::kMaxEntryBytes);
+// The journal's space is reserved this far ahead. Its file then keeps its length, which a flush need not write.
+constexpr uint64_t kReserveBytes = 256 * 1024;
+
+absl::Status WriteHeader(const Directory& directory, const LogFile& log, const format::LogHeader& header) {
+  const auto bytes = format::EncodeLogHeader(header);
+  const base::ByteView piece = bytes;
+  Gather gather({&piece, 1});
+  uint64_t offset = 0;
+  const char* name = log.name.c_str();
+  absl::Status status = WritePieces(directory, log.descriptor.get(), name, piece.size(), &gather, &offset);
+  if (!status.ok()) return status;
+  const int result = directory.os.Fsync(log.descriptor.get());
+  return result < 0 ? WriteError(directory, "flush", name, result) : absl::OkStatus();
+}
+
+}  // namespace
+
+std::string FileNumber(uint64_t number) {
+  const std::string digits = std::to_string(number);
+  return std::string(kDigits - std::min(kDigits, digits.size()), '0') + digits;
+}
+
+std::string JournalName(uint64_t number) {
+  return std::string(kLaneFolder) + "/" + kJournalStart + FileNumber(number) + kJournalEnd;
+}
+
+std::string CheckpointName(uint32_t copy) {
+  return std::string(kLaneFolder) + "/checkpoint-" + (copy == 0 ? "a" : "b") + ".ckp";
+}
+
+std::optional<uint64_t> JournalOfName(std::string_view name) {
+  if (!name.starts_with(kJournalStart) || !name.ends_with(kJournalEnd)) return std::nullopt;
+  name.remove_prefix(sizeof(kJournalStart) - 1);
+  name.remove_suffix(sizeof(kJournalEnd) - 1);
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), number);
+  if (error != std::errc() || end != name.data() + name.size() || number == 0) return std::nullopt;
+  if (name.size() < kDigits || (name.size() > kDigits && name[0] == '0')) return std::nullopt;
+  return number;
+}
+
+absl::StatusOr<Log> MakeLog(const Directory& directory, const std::string& name, const format::LogHeader& header) {
+  const int flags = O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW;
+  Descriptor file(directory.os, directory.os.OpenAt(directory.root, name.c_str(), flags, kFileMode));
+  if (!file.ok()) return WriteError(directory, "make", name.c_str(), file.get());
+  auto log = std::make_shared<LogFile>(LogFile{name, std::move(file), header});
+  const int result = directory.os.Fchmod(log->descriptor.get(), kFileMode);
+  absl::Status status = result < 0 ? WriteError(directory, "set the mode of", name.c_str(), result) : absl::OkStatus();
+  if (status.ok() && header.kind == format::LogKind::kJournal) {
+    status = WriteHeader(directory, *log, header);
+    if (status.ok()) status = SyncLane(directory);
+  }
+  if (status.ok()) return Log(std::move(log));
+  // Without an entry in it, it does no harm where it cannot be removed.
+  directory.os.UnlinkAt(directory.root, name.c_str());
+  return status;
+}
+
+absl::Status FinishCheckpoint(const Directory& directory, const LogFile& log, const format::LogHeader& header) {
+  return WriteHeader(directory, log, header);
+}
+
+absl::StatusOr<Log> OpenLog(const Directory& directory, const std::string& name, format::LogKind kind,
+                            const format::StoreId& store) {
+  Descriptor file(directory.os,
+                  directory.os.OpenAt(directory.root, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0));
+  if (file.get() == -ENOENT) return base::MakeStatus(base::Code::kNotFound, "log", "there is no " + name);
+  if (!file.ok()) return ReadError(directory, "open", name.c_str(), file.get());
+  std::array<std::byte, format::kLogHeaderBytes> bytes;
+  if (absl::Status status = ReadFully(directory, file.get(), name.c_str(), bytes, 0); !status.ok()) return status;
+  const absl::StatusOr<format::LogHeader> header = format::DecodeLogHeader(bytes, kind);
+  if (!header.ok()) return header.status();
+  if (header->store != store) return base::Corrupt("store", name + " is of another store");
+  return Log(std::make_shared<LogFile>(LogFile{name, std::move(file), *header}));
+}
+
+absl::Status SyncLane(const Directory& directory) {
+  Descriptor folder(directory.os, directory.os.OpenAt(directory.root, kLaneFolder, O_RDONLY | O_DIRECTORY, 0));
+  const int result = folder.ok() ? directory.os.Fsync(folder.get()) : folder.get();
+  return result < 0 ? WriteError(directory, "flush", kLaneFolder, result) : absl::OkStatus();
+}
+
+// ---- Reading -------------------------------------------------------------------------------------------------------
+
+absl::StatusOr<base::ByteView> LogReader::View(uint64_t offset, size_t bytes) {
+  if (offset < window_at_ || offset > window_at_ + window_.size() || bytes > window_at_ + window_.size() - offset) {
+    window_.resize(kWindowBytes);
+    size_t filled = 0;
+    while (filled < window_.size()) {
+      const int64_t result =
+          directory_.os.Pread(log_->descriptor.get(), base::MutableBytes(window_).subspan(filled), offset + filled);
+      if (result < 0) {
+        window_.clear();
+        return ReadError(directory_, "read", log_->name.c_str(), result);
+      }
+      if (result == 0) break;
+      filled += static_cast<size_t>(result);
+    }
+    window_.resize(filled);
+    window_at_ = offset;
+  }
+  const base::ByteView rest = base::ByteView(window_).subspan(static_cast<size_t>(offset - window_at_));
+  return rest.first(std::min(bytes, rest.size()));
+}
+
+absl::StatusOr<std::optional<format::LogEntry>> LogReader::ReadAt(uint64_t offset, uint64_t* entry_bytes) {
+  const absl::StatusOr<base::ByteView> view = View(offset, format::kMaxEntryBytes);
+  if (!view.ok()) return view.status();
+  absl::StatusOr<format::LogEntry> entry = format::DecodeEntry(*view, log_->header.salt, offset, entry_bytes);
+  if (!entry.ok()) return std::optional<format::LogEntry>();
+  return std::optional<format::LogEntry>(*std::move(entry));
+}
+
+bool LogReader::TornAt(uint64_t offset) {
+  const uint64_t rest = format::kLogBlockBytes - offset % format::kLogBlockBytes;
+  const absl::StatusOr<base::ByteView> view = View(offset, static_cast<size_t>(rest));
+  if (!view.ok()) return true;
+  return std::any_of(view->begin(), view->end(), [](std::byte byte) { return byte != std::byte{0}; });
+}
+
+// ---- Writing -------------------------------------------------------------------------------------------------------
+
+void LogWriter::StartBlock() {
+  end_ = (end_ + format::kLogBlockBytes - 1) / format::kLogBlockBytes * format::kLogBlockBytes;
+}
+
+uint64_t LogWriter::Append(const format::LogEntry& entry) {
+  const uint64_t offset = end();
+  format::AppendEntry(entry, log_->header.salt, offset, &buffer_);
+  return offset;
+}
+
+absl::Status LogWriter::Reserve() {
+  if (end() <= reserved_) return absl::OkStatus();
+  const uint64_t from = std::max(reserved_, end_);
+  const uint64_t to = (end() + kReserveBytes - 1) / kReserveBytes * kReserveBytes;
+  const int result = directory_.os.Allocate(log_->descriptor.get(), from, to - from);
+  const bool cannot = result == -EOPNOTSUPP || result == -ENOSYS || result == -EINVAL;
+  if (result < 0 && !cannot) return WriteError(directory_, "enlarge", log_->name.c_str(), result);
+  reserved_ = to;
+  return absl::OkStatus();
+}
+
+absl::Status LogWriter::Write() {
+  const base::ByteView piece = buffer_;
+  Gather gather({&piece, 1});
+  absl::Status status =
+      WritePieces(directory_, log_->descriptor.get(), log_->name.c_str(), piece.size(), &gather, &end_);
+  buffer_.clear();
+  return status;
+}
+
+absl::Status LogWriter::Sync() {
+  const int result = directory_.os.Fdatasync(log_->descriptor.get());
+  return result < 0 ? WriteError(directory_, "flush", log_->name.c_str(), result) : absl::OkStatus();
+}
+
+}  // namespace kvstrata::core::storage

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Journals and checkpoints as files: their names, making one, appending to one, reading one to its end, and one entry
+// of it again. Knows nothing of what the entries mean together.
+//
+// Thread rule: all functions on any thread at once; a LogWriter, a LogReader on one at a time.
+#pragma once
+
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "absl/functional/function_ref.h"
+#include "absl/status/statusor.h"
+#include "lib/format/segment.h"
+#include "lib/storage/descriptor.h"
+#include "lib/storage/directory.h"
+
+namespace kvstrata::core::storage {
+
+inline constexpr char kLaneFolder[] = "lanes/0";
+
+// At least four digits.
+std::string FileNumber(uint64_t number);
+std::string JournalName(uint64_t number);
+// `copy`: 0 or 1.
+std::string CheckpointName(uint32_t copy);
+// For a name within the lane's folder.
+std::optional<uint64_t> JournalOfName(std::string_view name);
+
+// An open log. Shared, so that a listing can go on reading one that is replaced meanwhile.
+struct LogFile {
+  std::string name;
+  Descriptor descriptor;
+  format::LogHeader header;
+};
+using Log = std::shared_ptr<const LogFile>;
+
+// Makes the file, which must not exist, with nothing in it; a journal gets its header and is made durable, a checkpoint
+// gets it in the end (FinishCheckpoint).
+absl::StatusOr<Log> MakeLog(const Directory& directory, const std::string& name, const format::LogHeader& header);
+// Writes the header of a complete checkpoint, whose entries are durable, and makes it durable.
+absl::Status FinishCheckpoint(const Directory& directory, const LogFile& log, const format::LogHeader& header);
+// kNotFound when there is no such file, kFormatTooNew, or kCorrupt when its header is not intact or another store's.
+absl::StatusOr<Log> OpenLog(const Directory& directory, const std::string& name, format::LogKind kind,
+                            const format::StoreId& store);
+// Makes the names in the lane's folder durable.
+absl::Status SyncLane(const Directory& directory);
+
+// The entries of a log, one after another, and single ones out of order: reads ahead, so that neighbours are cheap.
+class LogReader {
+ public:
+  LogReader(const Directory& directory, Log log) : directory_(directory), log_(std::move(log)) {}
+
+  // Nothing where no intact entry begins at `offset`: the end of a journal, or damage. `*entry_bytes` is its length.
+  // An error only where the file could not be read.
+  absl::StatusOr<std::optional<format::LogEntry>> ReadAt(uint64_t offset, uint64_t* entry_bytes);
+  // Whether there are bytes other than 0 between `offset`, where no intact entry begins, and the end of its block:
+  // something was cut off there.
+  bool TornAt(uint64_t offset);
+  const Log& log() const { return log_; }
+
+ private:
+  // Up to `bytes` bytes from `offset` on; fewer at the end of the file.
+  absl::StatusOr<base::ByteView> View(uint64_t offset, size_t bytes);
+
+  const Directory directory_;
+  const Log log_;
+  uint64_t window_at_ = 0;
+  std::vector<std::byte> window_;
+};
+
+// Collects entries and writes them in large pieces.
+class LogWriter {
+ public:
+  LogWriter(const Directory& directory, Log log, uint64_t end)
+      : directory_(directory), log_(std::move(log)), end_(end) {}
+
+  // What follows is one flush's: see kLogBlockBytes. Nothing is buffered.
+  void StartBlock();
+  // Where the entry will be.
+  uint64_t Append(const format::LogEntry& entry);
+  // What was appended and is not in the file yet.
+  uint64_t buffered() const { return buffer_.size(); }
+  void Forget() { buffer_.clear(); }
+  // Where the next entry would be.
+  uint64_t end() const { return end_ + buffer_.size(); }
+  // Reserves space on the disk for what is buffered, where the file system can: so a full disk is found out before
+  // anything was written.
+  absl::Status Reserve();
+  absl::Status Write();
+  absl::Status Sync();
+  const Log& log() const { return log_; }
+
+ private:
+  const Directory directory_;
+  const Log log_;
+  uint64_t end_;
+  uint64_t reserved_ = 0;
+  std::vector<std::byte> buffer_;
+};
+
+}  // namespace kvstrata::core::storage

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/storage/segment/segment_storage.h"
+
+#include <utility>
+
+#include "lib/base/status.h"
+#include "lib/storage/gate.h"
+#include "lib/storage/io_pool.h"
+#include "lib/storage/request_check.h"
+#include "lib/storage/segment/flusher.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+constexpr uint32_t kMaxIoThreads = 64;
+constexpr uint64_t kMaxRequests = 65536;
+
+absl::Status CheckOptions(const SegmentOptions& options) {
+  if (options.io_threads < 1 || options.io_threads > kMaxIoThreads) {
+    return base::InvalidArgument("io_threads", std::to_string(options.io_threads) + " is not within 1 and 64");
+  }
+  if (options.max_requests < 1 || options.max_requests > kMaxRequests) {
+    return base::InvalidArgument("max_requests", std::to_string(options.max_requests) + " is not within 1 and 65536");
+  }
+  if (options.capacity_bytes == 0 && !options.read_only) return base::InvalidArgument("capacity_bytes", "is 0");
+  if (options.segment_bytes % format::kUnitBytes != 0) return base::InvalidArgument("segment_bytes", "is not in units");
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+struct SegmentStorage::State {
+  State(const SegmentOptions& options, std::unique_ptr<SegmentStore> opened)
+      : flush_bytes(options.flush_bytes),
+        store(std::move(opened)),
+        gate(options.max_requests),
+        pool(
+            options.max_requests, [this](const Request& request) { return Carry(request); },
+            [this] { gate.LeaveRequest(); }),
+        // A flush that fails drops what it was for, and the next Sync of a broken store says why.
+        flusher([this] { static_cast<void>(store->Flush()); }, std::chrono::milliseconds(options.flush_ms)),
+        flushes_late(options.flush_ms != 0 && !options.read_only) {
+    limits.durable_sync = !options.read_only;
+    limits.persistent = true;
+    limits.read_only = options.read_only;
+    limits.max_requests = options.max_requests;
+    limits.max_payload_bytes = store->MaxPayloadBytes();
+  }
+
+  Result Carry(const Request& request) {
+    const Put* put = std::get_if<Put>(&request.operation);
+    if (put == nullptr) return store->DoGet(std::get<Get>(request.operation));
+    Result result = store->DoPut(*put);
+    if (result.status.ok()) Changed();
+    return result;
+  }
+
+  void Changed() {
+    if (flushes_late) flusher.Notify(store->UnflushedBytes() >= flush_bytes);
+  }
+
+  Capabilities limits;
+  const uint64_t flush_bytes;
+  const std::unique_ptr<SegmentStore> store;
+  Gate gate;
+  IoPool pool;
+  Flusher flusher;
+  const bool flushes_late;
+  // Two threads may close at once; the second finds nothing left to do.
+  base::Mutex close_mutex;
+  bool closed ABSL_GUARDED_BY(close_mutex) = false;
+};
+
+absl::StatusOr<std::unique_ptr<SegmentStorage>> SegmentStorage::Open(const SegmentOptions& options) {
+  if (absl::Status status = CheckOptions(options); !status.ok()) return status;
+  SegmentStoreOptions given;
+  given.path = options.path;
+  given.read_only = options.read_only;
+  given.capacity_bytes = options.capacity_bytes;
+  given.segment_bytes = options.segment_bytes;
+  given.journal_bytes = options.journal_bytes;
+  given.os = options.os;
+  given.random = options.random;
+  absl::StatusOr<std::unique_ptr<SegmentStore>> store = SegmentStore::Open(given);
+  if (!store.ok()) return store.status();
+  auto state = std::make_unique<State>(options, *std::move(store));
+  absl::Status status = state->pool.Start(options.io_threads);
+  if (status.ok() && state->flushes_late) status = state->flusher.Start();
+  if (!status.ok()) return status;
+  return std::unique_ptr<SegmentStorage>(new SegmentStorage(std::move(state)));
+}
+
+SegmentStorage::SegmentStorage(std::unique_ptr<State> state) : state_(std::move(state)) {}
+
+SegmentStorage::~SegmentStorage() {
+  if (state_->gate.InForkedChild()) {
+    static_cast<void>(state_.release());  // lost on purpose, see State
+    return;
+  }
+  static_cast<void>(Close(std::chrono::nanoseconds::max()));
+}
+
+absl::Status SegmentStorage::Submit(std::span<const Request> requests) {
+  if (absl::Status status = CheckBatch(requests, state_->limits); !status.ok()) return status;
+  if (absl::Status status = state_->gate.EnterRequests(requests.size()); !status.ok()) return status;
+  state_->pool.Push(requests);
+  return absl::OkStatus();
+}
+
+absl::StatusOr<std::optional<uint64_t>> SegmentStorage::Stat(const Key& key) {
+  const GatePass pass(state_->gate);
+  if (!pass.status().ok()) return pass.status();
+  return state_->store->Stat(key);
+}
+
+absl::Status SegmentStorage::Remove(const Key& key) {
+  const GatePass pass(state_->gate);
+  if (!pass.status().ok()) return pass.status();
+  absl::Status status = state_->store->Remove(key);
+  if (status.ok()) state_->Changed();
+  return status;
+}
+
+absl::Status SegmentStorage::Sync() {
+  const GatePass pass(state_->gate);
+  return pass.status().ok() ? state_->store->Flush() : pass.status();
+}
+
+absl::Status SegmentStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {
+  const GatePass pass(state_->gate);
+  return pass.status().ok() ? state_->store->List(cursor, limit, page) : pass.status();
+}
+
+Capabilities SegmentStorage::capabilities() const { return state_->limits; }
+
+uint64_t SegmentStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const {
+  return state_->store->StoredBytes(payload_bytes, meta_bytes);
+}
+
+uint64_t SegmentStorage::UsedBytes() const { return state_->store->UsedBytes(); }
+
+absl::Status SegmentStorage::Close(std::chrono::nanoseconds patience) {
+  if (absl::Status status = state_->gate.Close(patience); !status.ok()) return status;
+  base::MutexLock lock(state_->close_mutex);
+  if (state_->closed) return absl::OkStatus();
+  state_->closed = true;
+  state_->pool.Stop();
+  state_->flusher.Stop();
+  // As good as it goes: who needs to know calls Sync before.
+  static_cast<void>(state_->store->Flush());
+  state_->store->CloseDirectory();
+  return absl::OkStatus();
+}
+
+SegmentStats SegmentStorage::stats() const { return state_->store->stats(); }
+
+}  // namespace kvstrata::core::storage

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// The SSD backend: payload in a few large files, a journal for the rest. SegmentStore holds what makes it safe; this
+// adds the threads, the bounds and the manners that storage.h asks for.
+//
+// A put is visible when it completes, and durable after the next flush: within flush_ms, with Sync, or with Close. A
+// process that is killed loses what was not flushed, whole records always.
+//
+// Thread rule: as storage.h.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "absl/status/statusor.h"
+#include "lib/base/random.h"
+#include "lib/storage/os.h"
+#include "lib/storage/segment/store.h"
+#include "lib/storage/storage.h"
+
+namespace kvstrata::core::storage {
+
+struct SegmentOptions {
+  // Made when missing, with missing folders above it (mode 0700), unless `read_only`: then kNotFound.
+  std::string path;
+  // Takes no lock and changes nothing; any number of readers beside one writer. Sees what was durable when it opened.
+  bool read_only = false;
+  // How much the store is to hold: 1 or more, unless it is read-only. A new store's files are laid out for it; they
+  // grow with what is put, up to one segment more than this.
+  uint64_t capacity_bytes = 0;
+  // 1 to 64.
+  uint32_t io_threads = 4;
+  // Requests accepted and not completed: 1 to 65,536.
+  uint64_t max_requests = 1024;
+  // How long a put may wait for its flush; 0: until a Sync, a Close, or a lack of space.
+  uint32_t flush_ms = 1000;
+  // So much payload does not wait.
+  uint64_t flush_bytes = 64u << 20;
+  // 0: as the capacity has them. Tests make them small.
+  uint64_t segment_bytes = 0;
+  uint64_t journal_bytes = 0;
+  // Replaced by tests. They outlive the store.
+  Os* os = &SystemOs();
+  base::Random* random = &base::SystemRandom();
+};
+
+class SegmentStorage final : public Storage {
+ public:
+  // Reads the table (no payload), then starts the threads. kLocked when another opener writes, kReadOnly when the
+  // directory, or the one that it would be made in, cannot be written to, kCorrupt when its superblock is damaged.
+  static absl::StatusOr<std::unique_ptr<SegmentStorage>> Open(const SegmentOptions& options);
+  ~SegmentStorage() override;
+
+  absl::Status Submit(std::span<const Request> requests) override;
+  absl::StatusOr<std::optional<uint64_t>> Stat(const Key& key) override;
+  absl::Status Remove(const Key& key) override;
+  absl::Status Sync() override;
+  absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
+  Capabilities capabilities() const override;
+  uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override;
+  uint64_t UsedBytes() const override;
+  // Flushes as well. Once it has succeeded, another writer may open the directory.
+  absl::Status Close(std::chrono::nanoseconds patience) override;
+
+  SegmentStats stats() const;
+
+ private:
+  // Apart, so that a forked child can leave it alone as a whole: its threads are not there, and its locks may be held.
+  struct State;
+  explicit SegmentStorage(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace kvstrata::core::storage

@@ -1,0 +1,302 @@
+// SPDX-License-Identifier: Apache-2.0
+// In order: sizes; putting; getting and removing; listing. Opening is in store_open.cc, flushing in store_flush.cc.
+#include "lib/storage/segment/store.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lib/base/checked.h"
+#include "lib/base/status.h"
+#include "lib/storage/request_check.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+using format::kUnitBytes;
+
+// An entry may be in the journal, in a checkpoint, and in the one that is being written; and the journal may hold as
+// much again of what is no longer true before a checkpoint is due.
+constexpr uint64_t kEntryCopies = 4;
+constexpr uint64_t kMinJournalBytes = 256 * 1024;
+constexpr uint64_t kMaxJournalBytes = 16u << 20;
+// Numbers looked at with the lock held, so that a listing of a large store keeps nobody waiting.
+constexpr uint32_t kListStep = 4096;
+
+uint64_t UnitsOf(uint64_t bytes) { return bytes / kUnitBytes + (bytes % kUnitBytes != 0 ? 1 : 0); }
+
+}  // namespace
+
+// The place of a put that is not in the table yet: given back at the end unless it was published.
+class SegmentStore::Reservation {
+ public:
+  Reservation(SegmentStore& store, uint64_t stored) : store_(store), stored_(stored) { store_.used_bytes_ += stored_; }
+  ~Reservation() {
+    if (published_) return;
+    store_.used_bytes_ -= stored_;
+    base::MutexLock lock(store_.mutex_);
+    for (const format::Extent& extent : extents) store_.data_->Free(extent);
+  }
+  Reservation(const Reservation&) = delete;
+  Reservation& operator=(const Reservation&) = delete;
+  void SetPublished() { published_ = true; }
+
+  DataFiles::Extents extents;
+  uint64_t lost_flushes = 0;
+
+ private:
+  SegmentStore& store_;
+  const uint64_t stored_;
+  bool published_ = false;
+};
+
+SegmentStore::SegmentStore(const SegmentStoreOptions& options)
+    : os_(*options.os),
+      random_(*options.random),
+      path_(options.path),
+      read_only_(options.read_only),
+      capacity_bytes_(options.capacity_bytes),
+      segment_bytes_(options.segment_bytes != 0 ? options.segment_bytes : SegmentBytesFor(options.capacity_bytes)),
+      journal_bytes_(options.journal_bytes != 0
+                         ? options.journal_bytes
+                         : std::clamp(options.capacity_bytes / 64, kMinJournalBytes, kMaxJournalBytes)),
+      directory_{*options.os, -1, path_},
+      logs_(1) {}
+
+SegmentStore::~SegmentStore() { CloseDirectory(); }
+
+uint64_t SegmentStore::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const {
+  const uint64_t units = UnitsOf(payload_bytes);
+  const std::optional<uint64_t> entry = base::CheckedAdd<uint64_t>(meta_bytes, format::kPutHeadBytes + 2 * 12);
+  if (!entry.has_value() || *entry > UINT64_MAX / kEntryCopies || units > UINT64_MAX / kUnitBytes) return UINT64_MAX;
+  return base::CheckedAdd(units * kUnitBytes, *entry * kEntryCopies).value_or(UINT64_MAX);
+}
+
+uint64_t SegmentStore::MaxPayloadBytes() const { return format::kMaxExtents * super_.segment_bytes; }
+
+SegmentStats SegmentStore::stats() {
+  base::MutexLock lock(mutex_);
+  SegmentStats stats = stats_;
+  stats.segment_bytes = data_->ready_units() * kUnitBytes;
+  stats.free_bytes = data_->free_units() * kUnitBytes;
+  return stats;
+}
+
+// ---- Putting -------------------------------------------------------------------------------------------------------
+
+Result SegmentStore::DoPut(const Put& put) {
+  const uint64_t payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
+  Reservation reservation(*this, StoredBytes(payload_bytes, put.meta.size()));
+  absl::Status status = Place(payload_bytes, &reservation);
+  if (status.ok()) status = data_->Write(reservation.extents, payload_bytes, put.parts);
+  if (status.ok()) status = Publish(put, &reservation);
+  return {status, status.ok() ? payload_bytes : 0};
+}
+
+absl::Status SegmentStore::Writable() const {
+  if (broken_.ok()) return absl::OkStatus();
+  return base::MakeStatus(base::Code::kReadOnly, "storage",
+                          "its journal could not be written: " + std::string(broken_.message()),
+                          base::NativeCodeOf(broken_));
+}
+
+std::optional<DataFiles::Extents> SegmentStore::TryPlace(uint64_t units, bool in_pieces) {
+  if (units == 0) return DataFiles::Extents();
+  if (in_pieces) return data_->AllocatePieces(units);
+  const std::optional<format::Extent> extent = data_->Allocate(static_cast<uint32_t>(units));
+  if (!extent.has_value()) return std::nullopt;
+  return DataFiles::Extents{*extent};
+}
+
+// One run of what is there; else the store grows; else what waits for a flush is made free; else in pieces.
+absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservation) {
+  const uint64_t units = UnitsOf(payload_bytes);
+  const uint64_t segment_units = UnitsOf(super_.segment_bytes);
+  absl::Status full;
+  for (bool flushed = false, in_pieces = units > segment_units;;) {
+    bool quarantined = false;
+    {
+      base::MutexLock lock(mutex_);
+      if (absl::Status status = Writable(); !status.ok()) return status;
+      reservation->lost_flushes = lost_flushes_;
+      std::optional<DataFiles::Extents> extents = TryPlace(units, in_pieces);
+      if (extents.has_value()) {
+        reservation->extents = *std::move(extents);
+        return absl::OkStatus();
+      }
+      quarantined = quarantined_units_ > 0;
+    }
+    // Another put may take what was made for this one; each round makes more, up to the bound.
+    if (full.ok()) {
+      full =
+          data_->Grow(static_cast<uint32_t>(std::min(units, segment_units)), [this](absl::FunctionRef<void()> change) {
+            base::MutexLock lock(mutex_);
+            change();
+          });
+      if (full.ok()) continue;
+    }
+    if (!flushed && quarantined) {
+      flushed = true;
+      // How it goes, the next Sync says too; here only the units matter.
+      static_cast<void>(Flush());
+      continue;
+    }
+    if (in_pieces) return full;
+    in_pieces = true;
+  }
+}
+
+absl::Status SegmentStore::Publish(const Put& put, Reservation* reservation) {
+  Record record;
+  record.key = put.key;
+  record.payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
+  record.meta_bytes = static_cast<uint16_t>(put.meta.size());
+  record.state = RecordState::kPending;
+  std::vector<std::byte> meta(put.meta.begin(), put.meta.end());
+  base::MutexLock lock(mutex_);
+  if (absl::Status status = Writable(); !status.ok()) return status;
+  if (lost_flushes_ != reservation->lost_flushes) {
+    return base::MakeStatus(base::Code::kIo, "put", "a flush failed while it was being written");
+  }
+  Change& change = changes_[put.key];
+  ReserveQuarantine();
+  if (const std::optional<Id> old = table_.Find(put.key); old.has_value()) Retire(*old, &change);
+  change.number = ++change_number_;
+  record.sequence = NextSequence();
+  table_.Add(record, reservation->extents, std::move(meta));
+  unflushed_bytes_ += record.payload_bytes;
+  reservation->SetPublished();
+  return absl::OkStatus();
+}
+
+void SegmentStore::ReserveQuarantine() {
+  if (quarantine_.size() == quarantine_.capacity()) quarantine_.reserve(2 * quarantine_.size() + 64);
+}
+
+// Room in quarantine_ has been reserved, so that nothing here can fail.
+void SegmentStore::Retire(Id id, Change* change) {
+  Record& record = table_.at(id);
+  used_bytes_ -= StoredBytes(record.payload_bytes, record.meta_bytes);
+  table_.Unlink(id);
+  if (record.state != RecordState::kPending) {
+    change->durable = true;
+    record.quarantined = true;
+    quarantine_.push_back(id);
+    quarantined_units_ += UnitsOf(record.payload_bytes);
+  }
+  ReleaseIfUnused(id);
+}
+
+void SegmentStore::ReleaseIfUnused(Id id) {
+  const Record& record = table_.at(id);
+  if (record.linked || record.quarantined || record.readers > 0) return;
+  for (const format::Extent& extent : table_.ExtentsOf(id)) data_->Free(extent);
+  table_.Free(id);
+}
+
+// ---- Getting and removing ------------------------------------------------------------------------------------------
+
+Result SegmentStore::DoGet(const Get& get) {
+  DataFiles::Extents extents;
+  Id id = 0;
+  {
+    base::MutexLock lock(mutex_);
+    const std::optional<Id> found = table_.Find(get.key);
+    if (!found.has_value()) return {base::MakeStatus(base::Code::kNotFound, "key", "no such record"), 0};
+    id = *found;
+    Record& record = table_.at(id);
+    absl::Status status = CheckRange(get.offset, get.destination.size(), record.payload_bytes);
+    if (!status.ok()) return {std::move(status), 0};
+    const std::span<const format::Extent> place = table_.ExtentsOf(id);
+    extents.assign(place.begin(), place.end());
+    ++record.readers;
+  }
+  const absl::Status status = data_->Read(extents, get.offset, get.destination);
+  {
+    base::MutexLock lock(mutex_);
+    --table_.at(id).readers;
+    ReleaseIfUnused(id);
+  }
+  return {status, status.ok() ? get.destination.size() : 0};
+}
+
+absl::StatusOr<std::optional<uint64_t>> SegmentStore::Stat(const Key& key) {
+  base::MutexLock lock(mutex_);
+  const std::optional<Id> found = table_.Find(key);
+  if (!found.has_value()) return std::optional<uint64_t>();
+  return std::optional<uint64_t>(table_.at(*found).payload_bytes);
+}
+
+absl::Status SegmentStore::Remove(const Key& key) {
+  if (read_only_) return base::MakeStatus(base::Code::kReadOnly, "remove", "the store is open for reading only");
+  base::MutexLock lock(mutex_);
+  const std::optional<Id> found = table_.Find(key);
+  if (!found.has_value()) return absl::OkStatus();
+  Change& change = changes_[key];
+  ReserveQuarantine();
+  change.number = ++change_number_;
+  Retire(*found, &change);
+  return absl::OkStatus();
+}
+
+// ---- Listing -------------------------------------------------------------------------------------------------------
+
+absl::Status SegmentStore::List(const Cursor& cursor, uint64_t limit, ListPage* page) {
+  const absl::StatusOr<Position> position = PositionOf(cursor);
+  if (!position.ok()) return position.status();
+  if (position->after.has_value()) return base::InvalidArgument("cursor", "was not made by this store");
+  if (limit == 0) return base::InvalidArgument("limit", "is 0");
+  std::vector<MetaPlace> places;
+  ListPage result;
+  {
+    base::MutexLock lock(mutex_);
+    Id id = position->group;
+    const Id end = table_.end() - std::min(table_.end(), id) > kListStep ? id + kListStep : table_.end();
+    for (; id < end && result.entries.size() < limit; ++id) {
+      const Record& record = table_.at(id);
+      if (!record.linked) continue;
+      ListEntry entry{record.key, record.payload_bytes, StoredBytes(record.payload_bytes, record.meta_bytes), {}};
+      if (record.log == 0) {
+        if (const std::vector<std::byte>* meta = table_.MetaOf(id); meta != nullptr) entry.meta = *meta;
+      } else if (record.meta_bytes != 0) {
+        places.push_back({result.entries.size(), logs_[record.log], record.log_offset, record.sequence});
+      }
+      result.entries.push_back(std::move(entry));
+    }
+    result.done = id >= table_.end();
+    result.next = CursorAt(id);
+  }
+  if (absl::Status status = ReadMetas(places, &result); !status.ok()) return status;
+  *page = std::move(result);
+  return absl::OkStatus();
+}
+
+// Puts the metas that are in logs into their entries, and takes those entries away whose meta is not there any more.
+absl::Status SegmentStore::ReadMetas(const std::vector<MetaPlace>& places, ListPage* page) {
+  std::optional<LogReader> reader;
+  std::vector<size_t> unreadable;
+  for (const MetaPlace& place : places) {
+    std::optional<format::LogEntry> entry;
+    if (place.log != nullptr) {  // else its entry was found damaged when a checkpoint was written
+      if (!reader.has_value() || reader->log() != place.log) reader.emplace(directory_, place.log);
+      uint64_t bytes = 0;
+      absl::StatusOr<std::optional<format::LogEntry>> read = reader->ReadAt(place.offset, &bytes);
+      if (!read.ok()) return read.status();
+      entry = *std::move(read);
+    }
+    ListEntry& listed = page->entries[place.index];
+    if (entry.has_value() && entry->key == listed.key.bytes && entry->sequence == place.sequence) {
+      listed.meta = std::move(entry->meta);
+    } else {
+      unreadable.push_back(place.index);
+    }
+  }
+  for (auto at = unreadable.rbegin(); at != unreadable.rend(); ++at) {
+    page->entries.erase(page->entries.begin() + static_cast<ptrdiff_t>(*at));
+  }
+  page->skipped = unreadable.size();
+  base::MutexLock lock(mutex_);
+  stats_.corrupt_metas += unreadable.size();
+  return absl::OkStatus();
+}
+
+}  // namespace kvstrata::core::storage

@@ -1,0 +1,224 @@
+// SPDX-License-Identifier: Apache-2.0
+// The segment store (lib/format/FORMAT.md, "Segment store"): the blocking half of the SSD backend. Payload goes into
+// segments, what is where into a table in memory; a flush makes both durable, payload first.
+//
+// Invariants (as FORMAT.md's order of writing):
+//   I1. An entry is written to a journal only after the payload that it names is durable.
+//   I2. Units that a durable entry may name hold what it says until an entry that ends it is durable: a replaced or
+//       removed record is in quarantine until then, and until its last reader has gone.
+//   I3. After a failed flush of payload every record that is not durable is dropped. After a failed write to a journal
+//       nothing is written any more: broken_ says why.
+//   I4. UsedBytes() counts a put from before its first byte is written.
+//
+// Locks: flush_mutex_ before mutex_. mutex_ is never held over input or output, but for the making of a segment's map.
+//
+// Thread rule: all functions on any thread at once, Open and the destructor excepted.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "lib/base/mutex.h"
+#include "lib/base/random.h"
+#include "lib/storage/directory.h"
+#include "lib/storage/directory_lock.h"
+#include "lib/storage/segment/data_files.h"
+#include "lib/storage/segment/log_files.h"
+#include "lib/storage/segment/record_table.h"
+#include "lib/storage/storage.h"
+
+namespace kvstrata::core::storage {
+
+// What was found and done since the store was opened.
+struct SegmentStats {
+  // Entries of the lane's folder that are not ours.
+  uint64_t foreign_entries = 0;
+  // Journals or checkpoints that ended in something that is no entry: a write cut short, or damage.
+  uint64_t torn_logs = 0;
+  // Records whose place was not free or not there when the store was opened.
+  uint64_t dropped_at_open = 0;
+  // Records that could not be made durable.
+  uint64_t dropped_by_sync = 0;
+  // Metas that could not be read back.
+  uint64_t corrupt_metas = 0;
+  uint64_t flushes = 0;
+  uint64_t checkpoints = 0;
+  // What the segments have now, and what of it no record and no quarantine holds.
+  uint64_t segment_bytes = 0;
+  uint64_t free_bytes = 0;
+};
+
+struct SegmentStoreOptions {
+  std::string path;
+  bool read_only = false;
+  // At least 1 when the store may be written to.
+  uint64_t capacity_bytes = 0;
+  // 0: as the capacity has it.
+  uint64_t segment_bytes = 0;
+  uint64_t journal_bytes = 0;
+  Os* os = &SystemOs();
+  base::Random* random = &base::SystemRandom();
+};
+
+class SegmentStore {
+ public:
+  // Makes the directory (and missing ones above it) unless read-only; takes the writer's lock; reads the table.
+  static absl::StatusOr<std::unique_ptr<SegmentStore>> Open(const SegmentStoreOptions& options);
+  ~SegmentStore();
+  SegmentStore(const SegmentStore&) = delete;
+  SegmentStore& operator=(const SegmentStore&) = delete;
+
+  Result DoPut(const Put& put);
+  Result DoGet(const Get& get);
+  absl::StatusOr<std::optional<uint64_t>> Stat(const Key& key);
+  absl::Status Remove(const Key& key);
+  // Makes all that was put and removed before the call durable; begins a new checkpoint when the journals have grown.
+  absl::Status Flush();
+  absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page);
+  uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const;
+  uint64_t UsedBytes() const { return used_bytes_.load(); }
+  uint64_t MaxPayloadBytes() const;
+  // Payload that a flush would make durable.
+  uint64_t UnflushedBytes() const { return unflushed_bytes_.load(); }
+  SegmentStats stats();
+  // Lets go of all files and the lock; afterwards only the functions that return sizes and stats may be called.
+  void CloseDirectory();
+
+ private:
+  using Id = RecordTable::Id;
+
+  // What is in memory otherwise than in the journals: a key whose record was put, replaced or removed.
+  struct Change {
+    // The journals may know a record of the key.
+    bool durable = false;
+    // Which change of the store was its last.
+    uint64_t number = 0;
+  };
+  struct BatchItem {
+    format::LogEntry entry;
+    // Of a put.
+    std::optional<Id> id;
+    uint64_t change = 0;
+    uint64_t offset = 0;
+  };
+  struct Batch {
+    std::vector<BatchItem> items;
+    // So many of quarantine_ end with this batch.
+    size_t quarantined = 0;
+  };
+  class Reservation;
+  // Where the checkpoint has put a record's entry.
+  struct Moved {
+    Id id = 0;
+    uint64_t sequence = 0;
+    uint64_t offset = 0;
+  };
+
+  // Where the meta of a page's entry is.
+  struct MetaPlace {
+    size_t index = 0;
+    Log log;
+    uint64_t offset = 0;
+    uint64_t sequence = 0;
+  };
+
+  explicit SegmentStore(const SegmentStoreOptions& options);
+
+  // Opening (store_open.cc).
+  absl::Status OpenRoot();
+  absl::Status OpenSuperblock();
+  absl::Status MakeSuperblock();
+  absl::Status WriteSuperblock();
+  absl::Status MakeLaneFolders();
+  absl::Status SyncMadeFolders();
+  absl::Status ReadTable();
+  absl::Status OpenLogs(std::vector<Log>* logs, bool* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status ScanLane(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::StatusOr<Log> NewestCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status Replay(const Log& log) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  void Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  void ClaimAll();
+  void DropAtOpen(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  // Putting (store.cc).
+  absl::Status Writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Place(uint64_t payload_bytes, Reservation* reservation);
+  std::optional<DataFiles::Extents> TryPlace(uint64_t units, bool in_pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  absl::Status Publish(const Put& put, Reservation* reservation);
+  void Retire(Id id, Change* change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReleaseIfUnused(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void ReserveQuarantine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
+  absl::Status ReadMetas(const std::vector<MetaPlace>& places, ListPage* page);
+
+  // Flushing (store_flush.cc).
+  absl::Status FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  Batch TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status WriteBatch(Batch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  void CommitBatch(const Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  void DropUnsynced();
+  absl::Status StartJournal(std::unique_ptr<LogWriter>* journal, uint16_t* slot)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  uint16_t AddLog(Log log);
+  bool CheckpointDue() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status WriteCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status WriteCheckpointBody(LogWriter* writer, std::vector<Moved>* moved)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  void AdoptCheckpoint(const Log& log, const std::vector<Moved>& moved, uint64_t body_bytes)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+
+  format::LogHeader NewHeader(format::LogKind kind, uint64_t number);
+  uint64_t NextSequence() { return next_sequence_.fetch_add(1); }
+
+  Os& os_;
+  base::Random& random_;
+  const std::string path_;
+  const bool read_only_;
+  const uint64_t capacity_bytes_;
+  // Of a store that is made.
+  const uint64_t segment_bytes_;
+  // A checkpoint is due when the journals are longer than this, and than the last checkpoint.
+  const uint64_t journal_bytes_;
+  int root_ = -1;
+  Directory directory_;
+  DirectoryLock lock_;
+  format::Superblock super_;
+  uint32_t made_above_ = 0;
+  std::unique_ptr<DataFiles> data_;
+  std::atomic<uint64_t> next_sequence_{0};
+  std::atomic<uint64_t> used_bytes_{0};
+  std::atomic<uint64_t> unflushed_bytes_{0};
+
+  base::Mutex flush_mutex_;
+  std::unique_ptr<LogWriter> journal_ ABSL_GUARDED_BY(flush_mutex_);
+  uint16_t journal_slot_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+  uint64_t next_journal_ ABSL_GUARDED_BY(flush_mutex_) = 1;
+  // Those that the next checkpoint replaces, the current one included, and their bytes.
+  std::vector<uint64_t> journals_ ABSL_GUARDED_BY(flush_mutex_);
+  uint64_t older_journal_bytes_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+  uint64_t checkpoint_bytes_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+  // That any entry had which was read at opening.
+  uint64_t newest_sequence_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+  // The copy that the next checkpoint goes to.
+  uint32_t next_copy_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+
+  base::Mutex mutex_;
+  absl::Status broken_ ABSL_GUARDED_BY(mutex_);
+  RecordTable table_ ABSL_GUARDED_BY(mutex_);
+  absl::flat_hash_map<Key, Change> changes_ ABSL_GUARDED_BY(mutex_);
+  uint64_t change_number_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Records whose end is not durable, in the order in which they ended.
+  std::vector<Id> quarantine_ ABSL_GUARDED_BY(mutex_);
+  uint64_t quarantined_units_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Flushes of payload that failed: a put that had begun before cannot know whether its bytes were among the lost.
+  uint64_t lost_flushes_ ABSL_GUARDED_BY(mutex_) = 0;
+  // By number; 0 is none.
+  std::vector<Log> logs_ ABSL_GUARDED_BY(mutex_);
+  SegmentStats stats_ ABSL_GUARDED_BY(mutex_);
+};
+
+}  // namespace kvstrata::core::storage

@@ -1,0 +1,340 @@
+// SPDX-License-Identifier: Apache-2.0
+// Opening a segment store: folders and lock, the superblock and its epoch, then the table out of the newest checkpoint
+// and the journals behind it. Payload is not read.
+#include <fcntl.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <utility>
+
+#include "lib/base/checksum.h"
+#include "lib/base/status.h"
+#include "lib/storage/descriptor.h"
+#include "lib/storage/segment/store.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+constexpr char kSuperFile[] = "super";
+constexpr char kLanesFolder[] = "lanes";
+constexpr uint64_t kCopyBytes = 4096;
+// The root, two folders, the lock file, the superblock's two copies; and the end of a journal that is reserved ahead.
+constexpr uint64_t kFixedBytes = 6 * 4096 + 256 * 1024;
+// 2^24 openings, 2^40 placements in each.
+constexpr uint64_t kEpochShift = 40;
+// A reader that finds a checkpoint replaced under it begins again.
+constexpr int kReadAttempts = 5;
+// Files grow in steps of a 64th of the capacity, so that a small store stays small on the disk.
+constexpr uint64_t kMinGrowBytes = 64 * 1024;
+constexpr uint64_t kMaxGrowBytes = 16u << 20;
+
+bool IsBlank(base::ByteView bytes) {
+  return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
+}
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<SegmentStore>> SegmentStore::Open(const SegmentStoreOptions& options) {
+  if (options.path.empty() || options.path.find('\0') != std::string::npos) {
+    return base::InvalidArgument("path", "is empty or holds a NUL");
+  }
+  std::unique_ptr<SegmentStore> store(new SegmentStore(options));
+  absl::Status status = store->OpenRoot();
+  if (status.ok()) status = store->OpenSuperblock();
+  if (status.ok() && !options.read_only) status = store->SyncMadeFolders();
+  if (status.ok()) status = store->ReadTable();
+  if (!status.ok()) return status;
+  return store;
+}
+
+void SegmentStore::CloseDirectory() {
+  if (data_ != nullptr) data_->Close();
+  {
+    base::MutexLock flush_lock(flush_mutex_);
+    journal_.reset();
+    base::MutexLock lock(mutex_);
+    logs_.clear();
+  }
+  lock_ = DirectoryLock();
+  if (root_ >= 0) os_.Close(std::exchange(root_, -1));
+}
+
+absl::Status SegmentStore::OpenRoot() {
+  absl::Status status = read_only_ ? absl::OkStatus() : MakeFolders(os_, path_, &made_above_);
+  if (!status.ok()) return status;
+  root_ = os_.OpenAt(AT_FDCWD, path_.c_str(), O_RDONLY | O_DIRECTORY, 0);
+  if (root_ < 0) return read_only_ ? base::IoError("open", path_, -root_) : PlaceError("open", path_, -root_);
+  directory_.root = root_;
+  used_bytes_ = kFixedBytes + journal_bytes_;
+  if (read_only_) return absl::OkStatus();
+  absl::StatusOr<DirectoryLock> lock = DirectoryLock::Acquire(os_, root_, path_);
+  if (!lock.ok()) return lock.status();
+  lock_ = *std::move(lock);
+  return MakeLaneFolders();
+}
+
+absl::Status SegmentStore::MakeLaneFolders() {
+  for (const char* name : {kLanesFolder, kLaneFolder}) {
+    int result = os_.MkdirAt(root_, name, kFolderMode);
+    if (result == -EEXIST) continue;
+    if (result >= 0) result = os_.ChmodAt(root_, name, kFolderMode);
+    if (result < 0) return WriteError(directory_, "make", name, result);
+  }
+  return absl::OkStatus();
+}
+
+// ---- The superblock ------------------------------------------------------------------------------------------------
+
+absl::Status SegmentStore::OpenSuperblock() {
+  Descriptor file(os_, os_.OpenAt(root_, kSuperFile, O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0));
+  if (file.get() == -ENOENT) return MakeSuperblock();
+  if (!file.ok()) return ReadError(directory_, "open", kSuperFile, file.get());
+  bool blank = true;
+  absl::Status refusal = base::Corrupt("super", "neither copy is intact");
+  for (uint64_t copy = 0; copy < 2; ++copy) {
+    std::array<std::byte, format::kSuperblockBytes> bytes{};
+    absl::Status status = ReadFully(directory_, file.get(), kSuperFile, bytes, copy * kCopyBytes);
+    if (base::CodeOf(status) == base::Code::kCorrupt) continue;  // it ends before
+    if (!status.ok()) return status;
+    blank = blank && IsBlank(bytes);
+    const absl::StatusOr<format::Superblock> super = format::DecodeSuperblock(bytes);
+    if (super.ok() && super->epoch > super_.epoch) super_ = *super;
+    if (base::CodeOf(super.status()) == base::Code::kFormatTooNew) refusal = super.status();
+  }
+  if (base::CodeOf(refusal) == base::Code::kFormatTooNew) return refusal;
+  // Not written to yet: an opening ended before it had made the store.
+  if (super_.epoch == 0 && blank) return MakeSuperblock();
+  if (super_.epoch == 0) return refusal;
+  if (read_only_) return absl::OkStatus();
+  super_.epoch += 1;
+  return WriteSuperblock();
+}
+
+absl::Status SegmentStore::MakeSuperblock() {
+  bool empty = true;
+  const int read = os_.ReadDirectory(root_, kLaneFolder, [&](std::string_view) { empty = false; });
+  if (read < 0 && read != -ENOENT) return ReadError(directory_, "read", kLaneFolder, read);
+  // A store without its superblock is not begun anew over what it holds.
+  if (!empty) return base::Corrupt("super", path_ + " has records and no superblock");
+  super_.segment_bytes = segment_bytes_;
+  if (read_only_) return absl::OkStatus();  // an empty folder: nothing to read
+  if (absl::Status status = random_.Fill(super_.store); !status.ok()) return status;
+  super_.epoch = 1;
+  return WriteSuperblock();
+}
+
+absl::Status SegmentStore::WriteSuperblock() {
+  if (super_.epoch >> (64 - kEpochShift) != 0) return base::MakeStatus(base::Code::kInternal, "epoch", "all are used");
+  Descriptor file(os_, os_.OpenAt(root_, kSuperFile, O_WRONLY | O_CREAT | O_NOFOLLOW | O_NONBLOCK, kFileMode));
+  if (!file.ok()) return WriteError(directory_, "open", kSuperFile, file.get());
+  if (const int result = os_.Fchmod(file.get(), kFileMode); result < 0) {
+    return WriteError(directory_, "set the mode of", kSuperFile, result);
+  }
+  const auto bytes = format::EncodeSuperblock(super_);
+  const base::ByteView piece = bytes;
+  Gather gather({&piece, 1});
+  uint64_t offset = super_.epoch % 2 * kCopyBytes;
+  absl::Status status = WritePieces(directory_, file.get(), kSuperFile, piece.size(), &gather, &offset);
+  if (!status.ok()) return status;
+  const int result = os_.Fsync(file.get());
+  if (result < 0) return WriteError(directory_, "flush", kSuperFile, result);
+  next_sequence_ = super_.epoch << kEpochShift;
+  return absl::OkStatus();
+}
+
+// The names of what was made, from the inside out; those in the store at every opening, since an earlier one may have
+// been stopped before it came here.
+absl::Status SegmentStore::SyncMadeFolders() {
+  std::vector<std::string> names = {kLanesFolder, "."};
+  std::string above = "..";
+  for (uint32_t i = 0; i < made_above_; ++i, above += "/..") names.push_back(above);
+  for (const std::string& name : names) {
+    Descriptor folder(os_, os_.OpenAt(root_, name.c_str(), O_RDONLY | O_DIRECTORY, 0));
+    const int result = folder.ok() ? os_.Fsync(folder.get()) : folder.get();
+    if (result < 0) return WriteError(directory_, "flush", name.c_str(), result);
+  }
+  return absl::OkStatus();
+}
+
+// ---- The table -----------------------------------------------------------------------------------------------------
+
+absl::Status SegmentStore::ReadTable() {
+  const uint64_t wanted = capacity_bytes_ / super_.segment_bytes + 2;
+  data_ = std::make_unique<DataFiles>(directory_, super_.segment_bytes,
+                                      static_cast<uint32_t>(std::min<uint64_t>(wanted, kMaxSegments)),
+                                      std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes), read_only_);
+  absl::Status status;
+  base::MutexLock flush_lock(flush_mutex_);
+  for (int attempt = 1;; ++attempt) {
+    std::vector<Log> logs;
+    bool moved = false;
+    status = OpenLogs(&logs, &moved);
+    if (!status.ok()) return status;
+    // Beside a writer, journals may have gone since the folder was read. Those that are open stay readable.
+    if (read_only_ && moved && attempt < kReadAttempts) continue;
+    for (const Log& log : logs) {
+      if (status = Replay(log); !status.ok()) return status;
+    }
+    break;
+  }
+  // As after a superblock that was brought back from an older copy of the directory.
+  if (!read_only_ && newest_sequence_ >> kEpochShift >= super_.epoch) {
+    super_.epoch = (newest_sequence_ >> kEpochShift) + 1;
+    if (status = WriteSuperblock(); !status.ok()) return status;
+  }
+  if (status = data_->Open(); !status.ok()) return status;
+  ClaimAll();
+  return absl::OkStatus();
+}
+
+// The newest checkpoint and the journals behind it, in order. `*moved` when one of them was not there.
+absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
+  std::vector<uint64_t> journals;
+  if (absl::Status status = ScanLane(&journals); !status.ok()) return status;
+  const absl::StatusOr<Log> checkpoint = NewestCheckpoint();
+  if (!checkpoint.ok()) return checkpoint.status();
+  const uint64_t first = *checkpoint == nullptr ? 1 : (*checkpoint)->header.number;
+  if (*checkpoint != nullptr) logs->push_back(*checkpoint);
+  *moved = *checkpoint != nullptr && !std::binary_search(journals.begin(), journals.end(), first);
+  uint64_t torn = 0;
+  journals_.clear();
+  for (const uint64_t number : journals) {
+    if (number < first) {
+      // Of a checkpoint whose writer was stopped before it had removed them.
+      if (!read_only_) os_.UnlinkAt(root_, JournalName(number).c_str());
+      continue;
+    }
+    const absl::StatusOr<Log> log = OpenLog(directory_, JournalName(number), format::LogKind::kJournal, super_.store);
+    const base::Code code = base::CodeOf(log.status());
+    if (!log.ok() && code != base::Code::kCorrupt && code != base::Code::kNotFound) return log.status();
+    journals_.push_back(number);
+    if (log.ok()) logs->push_back(*log);
+    *moved = *moved || code == base::Code::kNotFound;
+    torn += code == base::Code::kCorrupt ? 1 : 0;  // made when the power went, and not written to
+  }
+  base::MutexLock lock(mutex_);
+  stats_.torn_logs = torn;
+  return absl::OkStatus();
+}
+
+absl::Status SegmentStore::ScanLane(std::vector<uint64_t>* journals) {
+  uint64_t foreign = 0;
+  const int result = os_.ReadDirectory(root_, kLaneFolder, [&](std::string_view name) {
+    if (const std::optional<uint64_t> number = JournalOfName(name); number.has_value()) {
+      journals->push_back(*number);
+    } else if (!name.starts_with("data-") && !name.starts_with("checkpoint-")) {
+      ++foreign;
+    }
+  });
+  if (result < 0 && !(read_only_ && result == -ENOENT)) return ReadError(directory_, "read", kLaneFolder, result);
+  std::sort(journals->begin(), journals->end());
+  if (!journals->empty()) next_journal_ = journals->back() + 1;
+  base::MutexLock lock(mutex_);
+  stats_.foreign_entries = foreign;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<Log> SegmentStore::NewestCheckpoint() {
+  Log newest;
+  for (uint32_t copy = 0; copy < 2; ++copy) {
+    absl::StatusOr<Log> log = OpenLog(directory_, CheckpointName(copy), format::LogKind::kCheckpoint, super_.store);
+    const base::Code code = base::CodeOf(log.status());
+    if (code == base::Code::kNotFound || code == base::Code::kCorrupt) continue;
+    if (!log.ok()) return log.status();
+    if (newest != nullptr && newest->header.number >= (*log)->header.number) continue;
+    newest = *std::move(log);
+    next_copy_ = 1 - copy;
+  }
+  if (newest != nullptr) {
+    checkpoint_bytes_ = newest->header.body_bytes;
+    next_journal_ = std::max(next_journal_, newest->header.number);
+  }
+  return newest;
+}
+
+absl::Status SegmentStore::Replay(const Log& log) {
+  const uint16_t slot = AddLog(log);
+  LogReader reader(directory_, log);
+  const format::LogHeader& header = log->header;
+  const bool counted = header.kind == format::LogKind::kCheckpoint;
+  uint64_t offset = format::kLogBodyOffset;
+  uint64_t entries = 0;
+  bool torn = false;
+  while (!counted || entries < header.entries) {
+    uint64_t bytes = 0;
+    const absl::StatusOr<std::optional<format::LogEntry>> entry = reader.ReadAt(offset, &bytes);
+    if (!entry.ok()) return entry.status();
+    if (entry->has_value()) {
+      Apply(**entry, slot, offset);
+      offset += bytes;
+      ++entries;
+      continue;
+    }
+    torn = torn || counted || reader.TornAt(offset);
+    // What the next flush wrote, if there was one, begins here.
+    if (counted || offset % format::kLogBlockBytes == 0) break;
+    offset += format::kLogBlockBytes - offset % format::kLogBlockBytes;
+  }
+  if (!counted) older_journal_bytes_ += offset - format::kLogBodyOffset;
+  base::MutexLock lock(mutex_);
+  if (torn) ++stats_.torn_logs;
+  return absl::OkStatus();
+}
+
+void SegmentStore::Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) {
+  newest_sequence_ = std::max(newest_sequence_, entry.sequence);
+  base::MutexLock lock(mutex_);
+  const std::optional<Id> old = table_.Find(Key{entry.key});
+  if (old.has_value()) {
+    if (table_.at(*old).sequence >= entry.sequence) return;
+    table_.Unlink(*old);
+    table_.Free(*old);
+  }
+  if (entry.kind == format::EntryKind::kRemove) return;
+  Record record;
+  record.key = Key{entry.key};
+  record.sequence = entry.sequence;
+  record.payload_bytes = entry.payload_bytes;
+  record.meta_bytes = static_cast<uint16_t>(entry.meta.size());
+  record.log = log;
+  record.log_offset = offset;
+  record.state = RecordState::kDurable;
+  table_.Add(record, entry.extents, {});
+}
+
+// Units of all records are taken; where two want the same, or a segment ends before, something was damaged, and the
+// later record is believed.
+void SegmentStore::ClaimAll() {
+  base::MutexLock lock(mutex_);
+  std::vector<Id> ids;
+  for (Id id = 0; id < table_.end(); ++id) {
+    if (table_.at(id).linked) ids.push_back(id);
+  }
+  std::sort(ids.begin(), ids.end(), [this](Id a, Id b) ABSL_NO_THREAD_SAFETY_ANALYSIS {
+    return table_.at(a).sequence > table_.at(b).sequence;
+  });
+  for (const Id id : ids) {
+    const std::span<const format::Extent> extents = table_.ExtentsOf(id);
+    size_t claimed = 0;
+    while (claimed < extents.size() && data_->Claim(extents[claimed])) ++claimed;
+    if (claimed == extents.size()) {
+      const Record& record = table_.at(id);
+      used_bytes_ += StoredBytes(record.payload_bytes, record.meta_bytes);
+      continue;
+    }
+    for (size_t i = 0; i < claimed; ++i) data_->Free(extents[i]);
+    DropAtOpen(id);
+  }
+}
+
+void SegmentStore::DropAtOpen(Id id) {
+  Change& change = changes_[table_.at(id).key];
+  change.durable = true;
+  change.number = ++change_number_;
+  table_.Unlink(id);
+  table_.Free(id);
+  ++stats_.dropped_at_open;
+}
+
+}  // namespace kvstrata::core::storage
