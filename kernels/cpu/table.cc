@@ -29,6 +29,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   FillProjection(named.level, table);
   FillCompress(named.level, table);
   FillSelection(named.level, table);
+  FillTopK(named.level, table);
 #if defined(__x86_64__)
   if (named.level == Level::kAvx512Bf16) {
     FillAvx512Bf16Formats(table);
