@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Projection against the machine's fused multiply-add peak and against the scalar reference, which it must equal bit
 // for bit. The contract's sums are products and additions apart: where a processor has separate pipes for the two (Zen)
-// they can reach the peak, where it has not they can reach half of it; hence the goal.
+// they can reach the peak, where it has not they can reach half of it; hence the goal. The reference's 16 lanes are
+// four vectors of the baseline already: the speedup is bounded by the vectors' widths (2 and 4) and the reuse of loads.
+// One token is bound by memory, and by widening where the weights are bf16.
 //
 // Thread rule: one thread.
 #include <cstdio>
@@ -68,8 +70,7 @@ void Call(const kvstrata_kernels& k, const kvstrata_project_args& a) {
   if (k.project(&a, nullptr) != 0) Fail("a call failed");
 }
 
-void Measure(const World& w, const kvstrata_kernels& k, const kvstrata_kernels& r, void (*peak)(double),
-             const char* goal) {
+void Measure(const World& w, const kvstrata_kernels& k, const kvstrata_kernels& r, void (*peak)(double)) {
   for (const int32_t type : {KVSTRATA_KERNELS_F32, KVSTRATA_KERNELS_BF16}) {
     const std::string suffix = std::string(type == KVSTRATA_KERNELS_F32 ? "_f32_" : "_bf16_") + k.name;
     const kvstrata_project_args a = ArgsOf(w, type, kTokens);
@@ -78,12 +79,12 @@ void Measure(const World& w, const kvstrata_kernels& k, const kvstrata_kernels& 
     std::memset(w.y.as(), 0, w.y.bytes());
     Call(k, a);
     if (std::memcmp(expected.data(), w.y.as(), w.y.bytes()) != 0) Fail("the result is not the reference's");
-    PrintShare(("project" + suffix + "_of_fma_peak").c_str(), goal, [&] { Call(k, a); }, [&] { peak(kFlop); });
+    PrintShare(("project" + suffix + "_of_fma_peak").c_str(), ">=0.45", [&] { Call(k, a); }, [&] { peak(kFlop); });
     const kvstrata_project_args some = ArgsOf(w, type, 32);
-    PrintShare(("project" + suffix + "_vs_reference").c_str(), ">=5.0", [&] { Call(k, some); }, [&] { Call(r, some); });
+    PrintShare(("project" + suffix + "_vs_reference").c_str(), ">=2.0", [&] { Call(k, some); }, [&] { Call(r, some); });
     const kvstrata_project_args one = ArgsOf(w, type, 1);
     const size_t bytes = kOutputs * kInputs * (type == KVSTRATA_KERNELS_F32 ? 4 : 2);
-    PrintShare(("project_one_token" + suffix + "_of_read_pass").c_str(), ">=0.80", [&] { Call(k, one); },
+    PrintShare(("project_one_token" + suffix + "_of_read_pass").c_str(), ">=0.60", [&] { Call(k, one); },
                [&] { ReadPass(one.weights, bytes); });
   }
 }
@@ -95,7 +96,7 @@ int main() {
   const kvstrata_kernels& reference = *Get(KVSTRATA_KERNELS_LEVEL_REFERENCE);
   const kvstrata_kernels* avx512 = Get(KVSTRATA_KERNELS_LEVEL_CPU_AVX512);
   const kvstrata_kernels* avx2 = Get(KVSTRATA_KERNELS_LEVEL_CPU_AVX2);
-  if (avx512 != nullptr && HasFma512()) Measure(world, *avx512, reference, Fma512, ">=0.45");
-  if (avx2 != nullptr && HasFma256()) Measure(world, *avx2, reference, Fma256, ">=0.35");
+  if (avx512 != nullptr && HasFma512()) Measure(world, *avx512, reference, Fma512);
+  if (avx2 != nullptr && HasFma256()) Measure(world, *avx2, reference, Fma256);
   return 0;
 }
