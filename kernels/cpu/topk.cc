@@ -17,6 +17,7 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
+#include <cstring>
 #include <limits>
 
 #include "kernels/arguments.h"
@@ -218,17 +219,46 @@ class Collector {
     const Floats d;
     const auto threshold = hn::Set(d, threshold_);
     uint64_t i = 0;
-    // Few vectors have anything to collect, so four are asked at once.
-    for (; i + 4 * kLanes <= count; i += 4 * kLanes) {
+    // Few vectors have anything to collect, so four are asked at once, and then it is one score, taken without a branch
+    // on where it is.
+    for (; i + kTogether <= count; i += kTogether) {
       auto any = hn::Ge(hn::LoadU(d, scores + i), threshold);
-      for (uint64_t v = 1; v < 4; ++v) any = hn::Or(any, hn::Ge(hn::LoadU(d, scores + i + v * kLanes), threshold));
+      for (uint64_t v = kLanes; v < kTogether; v += kLanes) {
+        any = hn::Or(any, hn::Ge(hn::LoadU(d, scores + i + v), threshold));
+      }
       if (HWY_LIKELY(hn::AllFalse(d, any))) continue;
-      for (uint64_t v = 0; v < 4; ++v) CollectVector(scores, from, i + v * kLanes);
+      uint64_t reached = Reached(scores + i);
+      if (std::popcount(reached) <= kFew) {
+        for (; reached != 0; reached &= reached - 1) {
+          const uint64_t s = i + static_cast<uint64_t>(std::countr_zero(reached));
+          CollectOne(scores[s], from != nullptr ? from[s] : static_cast<uint32_t>(s));
+        }
+      } else {
+        for (uint64_t v = 0; v < kTogether; v += kLanes) CollectVector(scores, from, i + v);
+      }
     }
     for (; i < count; ++i) CollectOne(scores[i], from != nullptr ? from[i] : static_cast<uint32_t>(i));
   }
 
  private:
+  static constexpr uint64_t kTogether = 4 * kLanes;  // at most 64: a bit each
+  static constexpr int kFew = 8;                     // more than these are quicker collected by vectors
+
+  // A bit for each of kTogether scores that reaches the threshold.
+  HWY_INLINE uint64_t Reached(const float* scores) const {
+    const Floats d;
+    uint64_t reached = 0;
+    for (uint64_t v = 0; v < kTogether; v += kLanes) {
+      const auto mask = hn::Ge(hn::LoadU(d, scores + v), hn::Set(d, threshold_));
+      uint8_t bytes[8] = {};
+      hn::StoreMaskBits(d, mask, bytes);
+      uint64_t bits;
+      std::memcpy(&bits, bytes, sizeof bits);
+      reached |= bits << v;
+    }
+    return reached;
+  }
+
   HWY_INLINE void CollectVector(const float* scores, const uint32_t* from, uint64_t i) {
     const Floats d;
     const Words words;
