@@ -39,9 +39,14 @@ using Quad = hn::Vec<hn::Full128<float> >;
 
 // Rows are zero-padded to whole slices of the value tile, of 64 channels at the widest vectors.
 constexpr uint64_t kSlice = 64;
+constexpr uint64_t kLineFloats = kPartAlign / sizeof(float);
 // Rows of a block: at width 512 they take 64 KiB, so that a block and its share of the queries stay in a cache of
 // 512 KiB or more.
 constexpr uint64_t kBlockRows = 32;
+// Cache lines of a block's rows that are asked for ahead, at most: 40 a row, enough for float rows of 2400 bytes.
+constexpr uint64_t kBlockLines = 40 * kBlockRows;
+// Rows of a block of values; a slice of them takes 4 to 16 KiB.
+constexpr uint64_t kValueRows = 64;
 // Heads whose logits are in the workspace at once; bounds it.
 constexpr uint64_t kGroupHeads = 64;
 // Registers: a tile's sums and its operands take at most 31 where there are 32, and at most 16 where there are 16.
@@ -53,9 +58,9 @@ constexpr uint64_t kValueVectors = kManyRegisters ? 4 : 2;
 static_assert(kSlice % (kValueVectors * hn::MaxLanes(Floats())) == 0);
 
 struct Work {
-  uint64_t width;  // padded
-  uint64_t most;   // keys, padded
-  uint64_t output_stride;
+  uint64_t width;   // padded
+  uint64_t stride;  // of rows, queries and output
+  uint64_t most;    // keys, padded
   uint64_t* keys;
   float* rows;     // [most][width]
   float* queries;  // [kGroupHeads][width]
@@ -64,6 +69,7 @@ struct Work {
   float* totals;   // [kGroupHeads]
   float* cosines;
   float* sines;
+  const uint8_t** lines;  // [kBlockLines]: cache lines of the next block
 };
 
 constexpr uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
@@ -75,15 +81,18 @@ uint64_t LayWorkspace(const kvstrata_attention_args& a, Work& work) {
   const uint64_t rope = inverse ? RoundUp(a.rope_dims, kSlice) : 0;
   work.width = RoundUp(a.width, kSlice);
   work.most = RoundUp(MostKeys(a), kBlockRows);
-  work.output_stride = work.width + kSlice;  // the rotation works on whole vectors from any channel on
+  // A line more than the width: rows 2048 bytes apart would share two sets of a cache. The rotation finds room there,
+  // too: it works on whole vectors from any channel on.
+  work.stride = work.width + kLineFloats;
   work.keys = parts.Next<uint64_t>(work.most);
-  work.rows = parts.Next<float>(work.most, work.width);
-  work.queries = parts.Next<float>(group, work.width);
+  work.rows = parts.Next<float>(work.most, work.stride);
+  work.queries = parts.Next<float>(group, work.stride);
   work.logits = parts.Next<float>(work.most, group);
-  work.output = parts.Next<float>(group, work.output_stride);
+  work.output = parts.Next<float>(group, work.stride);
   work.totals = parts.Next<float>(group);
   work.cosines = parts.Next<float>(rope);
   work.sines = parts.Next<float>(rope);
+  work.lines = parts.Next<const uint8_t*>(kBlockLines);
   return parts.Bytes();
 }
 
@@ -109,17 +118,14 @@ void BringRow(const RowSource& source, uint64_t row, uint64_t padded, float* out
 }
 
 // Rows begin .. end-1 of the list; the padding behind the last is zeros.
-void BringRows(const RowSource& window, const RowSource& entries, const KeyList& list, uint64_t begin, uint64_t end,
-               const Work& work) {
+void BringRows(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end, const Work& work) {
   for (uint64_t i = begin; i < end; ++i) {
-    float* out = work.rows + i * work.width;
+    float* out = work.rows + i * work.stride;
     if (i >= list.total) {
       std::fill(out, out + work.width, 0.0f);
       continue;
     }
-    const uint64_t ahead = std::min(i + 4, list.total - 1);
-    PrefetchRow(ahead < list.window ? window : entries, list.keys[ahead]);
-    BringRow(i < list.window ? window : entries, list.keys[i], work.width, out);
+    BringRow(sources.Of(list, i), list.keys[i], work.width, out);
   }
 }
 
@@ -150,40 +156,49 @@ HWY_INLINE Quad SumLanes(Vector a, Vector b, Vector c, Vector d) {
 
 // kHeads queries times kLogitRows rows, scaled.
 template <uint64_t kHeads>
-void LogitTile(const float* queries, const float* rows, uint64_t width, float scale, float* logits, uint64_t stride) {
+void LogitTile(const float* queries, const float* rows, const Work& work, float scale, float* logits) {
   const Floats floats;
   Vector sums[kHeads][kLogitRows];
   for (auto& head : sums) {
     for (Vector& sum : head) sum = hn::Zero(floats);
   }
-  for (uint64_t c = 0; c < width; c += hn::Lanes(floats)) {
+  for (uint64_t c = 0; c < work.width; c += hn::Lanes(floats)) {
     Vector query[kHeads];
-    for (uint64_t h = 0; h < kHeads; ++h) query[h] = hn::Load(floats, queries + h * width + c);
+    for (uint64_t h = 0; h < kHeads; ++h) query[h] = hn::Load(floats, queries + h * work.stride + c);
     for (uint64_t r = 0; r < kLogitRows; ++r) {
-      const Vector row = hn::Load(floats, rows + r * width + c);
+      const Vector row = hn::Load(floats, rows + r * work.stride + c);
       for (uint64_t h = 0; h < kHeads; ++h) sums[h][r] = hn::MulAdd(query[h], row, sums[h][r]);
     }
   }
   const hn::Full128<float> quads;
   for (uint64_t h = 0; h < kHeads; ++h) {
     const Quad dots = SumLanes(sums[h][0], sums[h][1], sums[h][2], sums[h][3]);
-    hn::StoreU(hn::Mul(dots, hn::Set(quads, scale)), quads, logits + h * stride);
+    hn::StoreU(hn::Mul(dots, hn::Set(quads, scale)), quads, logits + h * work.most);
   }
 }
 
+// `each` lines are asked for with each tile.
 template <uint64_t kHeads>
-void LogitHeads(const Work& work, uint64_t head, uint64_t begin, uint64_t end, float scale) {
+void LogitHeads(const Work& work, uint64_t head, uint64_t begin, uint64_t end, float scale, uint64_t each,
+                LineQueue& lines) {
   for (uint64_t r = begin; r < end; r += kLogitRows) {
-    LogitTile<kHeads>(work.queries + head * work.width, work.rows + r * work.width, work.width, scale,
-                      work.logits + head * work.most + r, work.most);
+    lines.Ask(each);
+    LogitTile<kHeads>(work.queries + head * work.stride, work.rows + r * work.stride, work, scale,
+                      work.logits + head * work.most + r);
   }
 }
 
-void LogitBlock(const Work& work, uint64_t heads, uint64_t begin, uint64_t end, float scale) {
+// The logits of a block; the rows of the next are on their way meanwhile.
+void LogitBlock(const RowSources& sources, const KeyList& list, const Work& work, uint64_t heads, uint64_t begin,
+                uint64_t end, float scale) {
+  PrefetchFirstLines(sources, list, end, end + kBlockRows);
+  LineQueue lines = ListLines(sources, list, end, end + kBlockRows, kBlockLines, work.lines);
+  const uint64_t tiles = (heads + kLogitHeads - 1) / kLogitHeads * (kBlockRows / kLogitRows);
+  const uint64_t each = (lines.Count() + tiles - 1) / tiles;
   uint64_t h = 0;
-  for (; h + kLogitHeads <= heads; h += kLogitHeads) LogitHeads<kLogitHeads>(work, h, begin, end, scale);
-  for (; h + 2 <= heads; h += 2) LogitHeads<2>(work, h, begin, end, scale);
-  if (h < heads) LogitHeads<1>(work, h, begin, end, scale);
+  for (; h + kLogitHeads <= heads; h += kLogitHeads) LogitHeads<kLogitHeads>(work, h, begin, end, scale, each, lines);
+  for (; h + 2 <= heads; h += 2) LogitHeads<2>(work, h, begin, end, scale, each, lines);
+  if (h < heads) LogitHeads<1>(work, h, begin, end, scale, each, lines);
 }
 
 // ---- softmax ------------------------------------------------------------------------------------------------------
@@ -215,42 +230,41 @@ float Softmax(float* logits, uint64_t count, const float* sink, bool round) {
 
 // Adds probability times row to the outputs of kHeads heads, for kValueVectors vectors of channels.
 template <uint64_t kHeads>
-void ValueTile(const float* probabilities, uint64_t stride, const float* rows, uint64_t width, uint64_t count,
-               float* output, uint64_t output_stride) {
+void ValueTile(const float* probabilities, const float* rows, const Work& work, uint64_t count, float* output) {
   const Floats floats;
   const uint64_t lanes = hn::Lanes(floats);
   Vector sums[kHeads][kValueVectors];
   for (uint64_t h = 0; h < kHeads; ++h) {
     for (uint64_t v = 0; v < kValueVectors; ++v) {
-      sums[h][v] = hn::Load(floats, output + h * output_stride + v * lanes);
+      sums[h][v] = hn::Load(floats, output + h * work.stride + v * lanes);
     }
   }
   for (uint64_t r = 0; r < count; ++r) {
     Vector row[kValueVectors];
-    for (uint64_t v = 0; v < kValueVectors; ++v) row[v] = hn::Load(floats, rows + r * width + v * lanes);
+    for (uint64_t v = 0; v < kValueVectors; ++v) row[v] = hn::Load(floats, rows + r * work.stride + v * lanes);
     for (uint64_t h = 0; h < kHeads; ++h) {
-      const Vector p = hn::Set(floats, probabilities[h * stride + r]);
+      const Vector p = hn::Set(floats, probabilities[h * work.most + r]);
       for (uint64_t v = 0; v < kValueVectors; ++v) sums[h][v] = hn::MulAdd(p, row[v], sums[h][v]);
     }
   }
   for (uint64_t h = 0; h < kHeads; ++h) {
     for (uint64_t v = 0; v < kValueVectors; ++v) {
-      hn::Store(sums[h][v], floats, output + h * output_stride + v * lanes);
+      hn::Store(sums[h][v], floats, output + h * work.stride + v * lanes);
     }
   }
 }
 
 template <uint64_t kHeads>
 void ValueHeads(const Work& work, uint64_t head, uint64_t begin, uint64_t count, uint64_t channel) {
-  ValueTile<kHeads>(work.logits + head * work.most + begin, work.most, work.rows + begin * work.width + channel,
-                    work.width, count, work.output + head * work.output_stride + channel, work.output_stride);
+  ValueTile<kHeads>(work.logits + head * work.most + begin, work.rows + begin * work.stride + channel, work, count,
+                    work.output + head * work.stride + channel);
 }
 
 void SumRows(const Work& work, uint64_t heads, uint64_t keys) {
   const uint64_t slice = kValueVectors * hn::Lanes(Floats());
-  std::fill(work.output, work.output + heads * work.output_stride, 0.0f);
-  for (uint64_t begin = 0; begin < keys; begin += kBlockRows) {
-    const uint64_t count = std::min(kBlockRows, keys - begin);
+  std::fill(work.output, work.output + heads * work.stride, 0.0f);
+  for (uint64_t begin = 0; begin < keys; begin += kValueRows) {
+    const uint64_t count = std::min(kValueRows, keys - begin);
     for (uint64_t c = 0; c < work.width; c += slice) {
       uint64_t h = 0;
       for (; h + kValueHeads <= heads; h += kValueHeads) ValueHeads<kValueHeads>(work, h, begin, count, c);
@@ -284,7 +298,7 @@ void StoreRow(const float* row, int32_t type, uint64_t width, void* out) {
 void Finish(const kvstrata_attention_args& a, const Work& work, uint64_t n, uint64_t group_head, uint64_t head) {
   const Floats floats;
   const bool round = reference::Rounds(a.profile);
-  float* row = work.output + group_head * work.output_stride;
+  float* row = work.output + group_head * work.stride;
   const Vector total = hn::Set(floats, work.totals[group_head]);
   for (uint64_t c = 0; c < a.width; c += hn::Lanes(floats)) {
     const Vector quotient = hn::Div(hn::Load(floats, row + c), total);
@@ -298,11 +312,10 @@ void Finish(const kvstrata_attention_args& a, const Work& work, uint64_t n, uint
   StoreRow(row, a.output_type, a.width, static_cast<uint8_t*>(a.output) + place * element);
 }
 
-void AttendToken(const kvstrata_attention_args& a, const Work& work, uint64_t n) {
-  const RowSource window = WindowRows(a);
-  const RowSource entries = EntryRows(a);
+void AttendToken(const kvstrata_attention_args& a, const RowSources& sources, const Work& work, uint64_t n) {
   const KeyList list = ListKeys(a, n, work.keys);
   const uint64_t keys = RoundUp(list.total, kLogitRows);
+  PrefetchRows(sources, list, 0, kBlockRows);
   if ((a.flags & KVSTRATA_KERNELS_ATTENTION_INVERSE_ROPE) != 0) InverseRotation(a, n, work.cosines, work.sines);
   const uint64_t element = a.query_type == KVSTRATA_KERNELS_F32 ? sizeof(float) : sizeof(uint16_t);
   for (uint64_t first = 0; first < a.heads; first += kGroupHeads) {
@@ -310,12 +323,12 @@ void AttendToken(const kvstrata_attention_args& a, const Work& work, uint64_t n)
     for (uint64_t h = 0; h < heads; ++h) {
       const uint64_t place = n * a.query_token_stride + (first + h) * a.query_head_stride;
       BringTyped(static_cast<const uint8_t*>(a.queries) + place * element, a.query_type, a.width, work.width,
-                 work.queries + h * work.width);
+                 work.queries + h * work.stride);
     }
     for (uint64_t begin = 0; begin < keys; begin += kBlockRows) {
       const uint64_t end = std::min(begin + kBlockRows, keys);
-      if (first == 0) BringRows(window, entries, list, begin, end, work);
-      LogitBlock(work, heads, begin, end, a.scale);
+      if (first == 0) BringRows(sources, list, begin, end, work);
+      LogitBlock(sources, list, work, heads, begin, end, a.scale);
     }
     for (uint64_t h = 0; h < heads; ++h) {
       work.totals[h] = Softmax(work.logits + h * work.most, list.total,
@@ -344,7 +357,8 @@ int32_t Attention(const kvstrata_attention_args* args, void*) {
   Work work;
   const uint64_t bytes = LayWorkspace(a, work);
   if (bytes == 0 || !WorkspaceValid(a.workspace, a.workspace_bytes, bytes) || !PicksValid(a)) return kInvalidArgument;
-  for (uint64_t n = 0; n < a.tokens; ++n) AttendToken(a, work, n);
+  const RowSources sources = SourcesOf(a);
+  for (uint64_t n = 0; n < a.tokens; ++n) AttendToken(a, sources, work, n);
   return kOk;
 }
 

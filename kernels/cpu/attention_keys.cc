@@ -33,11 +33,27 @@ RowSource MakeSource(const kvstrata_attention_args& a, const void* rows, uint64_
 }
 
 // The lines that `bytes` bytes (not 0) touch, `most` at most.
-uint64_t ListLines(const uint8_t* begin, uint64_t bytes, uint64_t most, const uint8_t** lines) {
+uint64_t SpanLines(const uint8_t* begin, uint64_t bytes, uint64_t most, const uint8_t** lines) {
   const uint64_t lead = reinterpret_cast<uintptr_t>(begin) % kLineBytes;
   const uint64_t count = std::min((lead + bytes + kLineBytes - 1) / kLineBytes, most);
   for (uint64_t i = 0; i < count; ++i) lines[i] = i == 0 ? begin : begin - lead + i * kLineBytes;
   return count;
+}
+
+// An address in each of a row's cache lines, `most` at most; returns how many.
+uint64_t RowLines(const RowSource& source, uint64_t row, uint64_t most, const uint8_t** lines) {
+  if (!source.IsPacked()) {
+    const uint64_t element = source.type == KVSTRATA_KERNELS_F32 ? sizeof(float) : sizeof(uint16_t);
+    return SpanLines(source.rows + row * source.stride_bytes, source.width * element, most, lines);
+  }
+  const kvstrata_packed_planes& planes = source.planes;
+  const kvstrata_packed_shape& shape = source.shape;
+  uint64_t count = SpanLines(planes.codes + row * planes.code_stride_bytes, shape.code_bytes, most, lines);
+  if (shape.rope_bytes != 0) {
+    count += SpanLines(planes.rope + row * planes.rope_stride_bytes, shape.rope_bytes, most - count, lines + count);
+  }
+  return count +
+         SpanLines(planes.scales + row * planes.scale_stride_bytes, shape.scale_bytes, most - count, lines + count);
 }
 
 }  // namespace
@@ -55,14 +71,11 @@ void* WorkspaceParts::NextBytes(uint64_t count, uint64_t row, uint64_t element_b
   return reinterpret_cast<void*>(part);
 }
 
-RowSource WindowRows(const kvstrata_attention_args& a) {
-  return MakeSource(a, a.window_kv, a.window_stride, a.window_type, a.window_format, a.packed_window);
-}
-
-RowSource EntryRows(const kvstrata_attention_args& a) {
+RowSources SourcesOf(const kvstrata_attention_args& a) {
+  const RowSource window = MakeSource(a, a.window_kv, a.window_stride, a.window_type, a.window_format, a.packed_window);
   // Of entries that no query has, nothing was checked.
-  if (a.ratio == 0) return WindowRows(a);
-  return MakeSource(a, a.entries, a.entry_stride, a.entry_type, a.entry_format, a.packed_entries);
+  if (a.ratio == 0) return {window, window};
+  return {window, MakeSource(a, a.entries, a.entry_stride, a.entry_type, a.entry_format, a.packed_entries)};
 }
 
 uint64_t MostKeys(const kvstrata_attention_args& a) {
@@ -105,25 +118,28 @@ bool PicksValid(const kvstrata_attention_args& a) {
   return true;
 }
 
-uint64_t RowLines(const RowSource& source, uint64_t row, uint64_t most, const uint8_t** lines) {
-  if (!source.IsPacked()) {
-    const uint64_t element = source.type == KVSTRATA_KERNELS_F32 ? sizeof(float) : sizeof(uint16_t);
-    return ListLines(source.rows + row * source.stride_bytes, source.width * element, most, lines);
+LineQueue ListLines(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end, uint64_t most,
+                    const uint8_t** lines) {
+  uint64_t count = 0;
+  for (uint64_t i = begin; i < std::min(end, list.total); ++i) {
+    count += RowLines(sources.Of(list, i), list.keys[i], most - count, lines + count);
   }
-  const kvstrata_packed_planes& planes = source.planes;
-  const kvstrata_packed_shape& shape = source.shape;
-  uint64_t count = ListLines(planes.codes + row * planes.code_stride_bytes, shape.code_bytes, most, lines);
-  if (shape.rope_bytes != 0) {
-    count += ListLines(planes.rope + row * planes.rope_stride_bytes, shape.rope_bytes, most - count, lines + count);
-  }
-  return count +
-         ListLines(planes.scales + row * planes.scale_stride_bytes, shape.scale_bytes, most - count, lines + count);
+  return {lines, lines + count};
 }
 
-void PrefetchRow(const RowSource& source, uint64_t row) {
-  const uint8_t* lines[kRowLines];
-  const uint64_t count = RowLines(source, row, kRowLines, lines);
-  for (uint64_t i = 0; i < count; ++i) __builtin_prefetch(lines[i]);
+void PrefetchFirstLines(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end) {
+  for (uint64_t i = begin; i < std::min(end, list.total); ++i) {
+    const uint8_t* line = nullptr;
+    if (RowLines(sources.Of(list, i), list.keys[i], 1, &line) != 0) __builtin_prefetch(line);
+  }
+}
+
+void PrefetchRows(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end) {
+  for (uint64_t i = begin; i < std::min(end, list.total); ++i) {
+    const uint8_t* lines[kRowLines];
+    const uint64_t count = RowLines(sources.Of(list, i), list.keys[i], kRowLines, lines);
+    for (uint64_t line = 0; line < count; ++line) __builtin_prefetch(lines[line]);
+  }
 }
 
 void InverseRotation(const kvstrata_attention_args& a, uint64_t n, float* cosines, float* sines) {

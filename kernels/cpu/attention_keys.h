@@ -35,6 +35,13 @@ struct KeyList {
   uint64_t total;
 };
 
+// Both places, and which of them a key of a list is from.
+struct RowSources {
+  RowSource window;
+  RowSource entries;
+  const RowSource& Of(const KeyList& list, uint64_t i) const { return i < list.window ? window : entries; }
+};
+
 // Where the workspace's parts lie: each at a multiple of 64 bytes, as the widest loads and the caches like it; the
 // caller's workspace is aligned to 4 only.
 inline constexpr uint64_t kPartAlign = 64;
@@ -61,8 +68,7 @@ class WorkspaceParts {
 };
 
 // `a` has passed Prepare, in all of these.
-RowSource WindowRows(const kvstrata_attention_args& a);
-RowSource EntryRows(const kvstrata_attention_args& a);
+RowSources SourcesOf(const kvstrata_attention_args& a);
 // How many keys a query of the call may have. The picks need not be there yet.
 uint64_t MostKeys(const kvstrata_attention_args& a);
 // The keys of query n, written to keys[0 .. MostKeys).
@@ -70,10 +76,27 @@ KeyList ListKeys(const kvstrata_attention_args& a, uint64_t n, uint64_t* keys);
 // Every pick is -1 or an entry that is there and visible.
 bool PicksValid(const kvstrata_attention_args& a);
 
-// Writes an address in each of a row's cache lines, `most` at most; returns how many.
-uint64_t RowLines(const RowSource& source, uint64_t row, uint64_t most, const uint8_t** lines);
-// Asks for a row's cache lines, for use some hundred nanoseconds later.
-void PrefetchRow(const RowSource& source, uint64_t row);
+// Cache lines yet to be asked for.
+struct LineQueue {
+  const uint8_t* const* next;
+  const uint8_t* const* end;
+
+  uint64_t Count() const { return static_cast<uint64_t>(end - next); }
+  void Ask(uint64_t count) {
+    for (const uint8_t* const* stop = next + (count < Count() ? count : Count()); next < stop; ++next) {
+      __builtin_prefetch(*next);
+    }
+  }
+};
+
+// The lines of the keys begin .. end-1, as far as they are there, row by row; `most` at most, written to `lines`.
+LineQueue ListLines(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end, uint64_t most,
+                    const uint8_t** lines);
+// Asks for the first line of each of the keys begin .. end-1, as far as they are there. Where a row's page is not in
+// the TLB, nothing behind the prefetch retires until it was looked up: these look-ups go side by side.
+void PrefetchFirstLines(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end);
+// Asks for all lines of those rows.
+void PrefetchRows(const RowSources& sources, const KeyList& list, uint64_t begin, uint64_t end);
 
 // cos and sin of a query's inverse rotation as two tables of rope_dims floats, so that with x' the row whose pairs are
 // swapped, row * cosines + x' * sines is the rotated row, product by product what the reference computes.

@@ -296,14 +296,8 @@ void Interleave(const uint16_t* rows, uint64_t width, uint64_t slice_stride, uin
   }
 }
 
-struct Sources {
-  RowSource window;
-  RowSource entries;
-  const RowSource& Of(const KeyList& list, uint64_t i) const { return i < list.window ? window : entries; }
-};
-
 // Keys begin .. begin+31 into both layouts; behind the last key: zeros.
-void BringTile(const Sources& sources, const KeyList& list, uint64_t begin, const Work& work) {
+void BringTile(const RowSources& sources, const KeyList& list, uint64_t begin, const Work& work) {
   for (uint64_t half = 0; half < kTileRows; half += kLanes) {
     for (uint64_t j = 0; j < kLanes; ++j) {
       const uint64_t i = begin + half + j;
@@ -325,18 +319,10 @@ void BringTile(const Sources& sources, const KeyList& list, uint64_t begin, cons
 
 // ---- logits ------------------------------------------------------------------------------------------------------
 
-// Cache lines to ask for within a logit tile.
-struct Lines {
-  const uint8_t* const* next;
-  const uint8_t* const* end;
-
-  uint64_t Count() const { return static_cast<uint64_t>(end - next); }
-};
-
 // kHeads queries against the 32 rows of a tile, scaled.
 template <uint64_t kHeads>
-void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, float scale, Lines lines, float* logits,
-               uint64_t stride) {
+void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, float scale, LineQueue lines,
+               float* logits, uint64_t stride) {
   __m512 sums[kHeads][2];
 #pragma GCC unroll 16
   for (auto& head : sums) head[0] = head[1] = _mm512_setzero_ps();
@@ -364,29 +350,17 @@ void LogitTile(const uint16_t* queries, const uint16_t* across, uint64_t width, 
 }
 
 template <uint64_t kHeads>
-void LogitHeads(const Work& work, uint64_t head, uint64_t begin, float scale, Lines lines) {
+void LogitHeads(const Work& work, uint64_t head, uint64_t begin, float scale, LineQueue lines) {
   LogitTile<kHeads>(work.queries + head * work.width, work.across, work.width, scale, lines,
                     work.logits + head * work.most + begin, work.most);
 }
 
-// The cache lines of keys begin .. begin+31, as far as they are there. Asks for each row's first: where the row's page
-// is not in the TLB, nothing behind the prefetch retires until it was looked up, so all 32 look-ups go side by side.
-Lines ListLines(const Sources& sources, const KeyList& list, const Work& work, uint64_t begin) {
-  uint64_t count = 0;
-  for (uint64_t i = begin; i < std::min(begin + kTileRows, list.total); ++i) {
-    const uint8_t** lines = work.lines + count;
-    const uint64_t more = RowLines(sources.Of(list, i), list.keys[i], kTileLines - count, lines);
-    if (more != 0) _mm_prefetch(lines[0], _MM_HINT_T0);
-    count += more;
-  }
-  return {work.lines, work.lines + count};
-}
-
 // The logits of a tile. Each tile of heads asks for its share of the next tile's rows, a line at a time: in one go they
 // would fill the queue of misses and hold up the loads behind them.
-void LogitRows(const Sources& sources, const KeyList& list, const Work& work, uint64_t heads, uint64_t begin,
+void LogitRows(const RowSources& sources, const KeyList& list, const Work& work, uint64_t heads, uint64_t begin,
                float scale) {
-  Lines lines = ListLines(sources, list, work, begin + kTileRows);
+  PrefetchFirstLines(sources, list, begin + kTileRows, begin + 2 * kTileRows);
+  LineQueue lines = ListLines(sources, list, begin + kTileRows, begin + 2 * kTileRows, kTileLines, work.lines);
   const uint64_t steps = heads / kLogitHeads;
   uint64_t h = 0;
   for (uint64_t step = 0; step < steps; ++step, h += kLogitHeads) {
@@ -523,12 +497,12 @@ void Finish(const kvstrata_attention_args& a, const Work& work, uint64_t n, uint
   }
 }
 
-void AttendToken(const kvstrata_attention_args& a, const Sources& sources, const Work& work, uint64_t n) {
+void AttendToken(const kvstrata_attention_args& a, const RowSources& sources, const Work& work, uint64_t n) {
   const KeyList list = ListKeys(a, n, work.keys);
   if (Inverse(a)) InverseRotation(a, n, work.cosines, work.sines);
   for (uint64_t first = 0; first < a.heads; first += kGroupHeads) {
     const uint64_t heads = std::min<uint64_t>(kGroupHeads, a.heads - first);
-    for (uint64_t i = 0; i < std::min(kTileRows, list.total); ++i) PrefetchRow(sources.Of(list, i), list.keys[i]);
+    PrefetchRows(sources, list, 0, kTileRows);
     for (uint64_t h = 0; h < heads; ++h) {
       const uint64_t place = n * a.query_token_stride + (first + h) * a.query_head_stride;
       CopyHalves(static_cast<const uint8_t*>(a.queries) + place * sizeof(uint16_t), a.width, work.width,
@@ -581,7 +555,7 @@ int32_t Attention(const kvstrata_attention_args* args, void* stream) {
   Work work;
   const uint64_t bytes = LayWorkspace(a, work);
   if (bytes == 0 || !WorkspaceValid(a.workspace, a.workspace_bytes, bytes) || !PicksValid(a)) return kInvalidArgument;
-  const Sources sources{WindowRows(a), EntryRows(a)};
+  const RowSources sources = SourcesOf(a);
   for (uint64_t n = 0; n < a.tokens; ++n) AttendToken(a, sources, work, n);
   return kOk;
 }
