@@ -38,7 +38,7 @@ bool RunWithAllocationFailing(uint64_t n) {
 
 bool RunWithDeviceFailing(uint64_t n) {
   Store store(c_store_create(), c_store_free);
-  FakeDevice device(uint64_t{64} << 20);
+  FakeDevice device(uint64_t{8} << 20);  // a few times what the engines of the scenario take
   CAPTURE(n);
   {
     Scenario scenario{SmallPagedEngine(), c_store_table(store.get()), nullptr, &device, false};

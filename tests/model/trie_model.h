@@ -33,6 +33,7 @@ struct ModelSnapshot {
 struct ModelBlock {
   core::trie::NodeRef ref;
   Prefix prefix;
+  core::trie::BlockKey key;
   uint64_t sequence = 0;
   uint64_t bytes = 0;
   uint64_t heat = 0;
@@ -78,8 +79,9 @@ class TrieModel {
     return path;
   }
 
-  bool HasChildren(const Prefix& prefix) const {
-    const auto next = live.upper_bound(prefix);
+  bool HasChildren(const Prefix& prefix) const { return HasChildren(live.upper_bound(prefix), prefix); }
+  // `next` is what follows the prefix in the map.
+  bool HasChildren(std::map<Prefix, Block>::const_iterator next, const Prefix& prefix) const {
     return next != live.end() && next->first.size() > prefix.size() &&
            std::equal(prefix.begin(), prefix.end(), next->first.begin());
   }
@@ -107,8 +109,9 @@ class TrieModel {
   // The block that should go next: a leaf in no lease, coldest, then placed first. Null: none.
   Block Coldest() const {
     Block coldest;
-    for (const auto& [prefix, block] : live) {
-      if (block->promises > 0 || HasChildren(prefix)) continue;
+    for (auto at = live.begin(); at != live.end(); ++at) {
+      const Block& block = at->second;
+      if (block->promises > 0 || HasChildren(std::next(at), at->first)) continue;
       if (!coldest || std::pair(block->heat, block->sequence) < std::pair(coldest->heat, coldest->sequence)) {
         coldest = block;
       }

@@ -151,6 +151,7 @@ class Driver {
     auto block = std::make_shared<ModelBlock>();
     block->ref = ref;
     block->prefix = prefix;
+    block->key = KeyOf(prefix);
     block->sequence = sequence_;
     block->bytes = bytes;
     block->expires_at = expires_at;
@@ -318,7 +319,7 @@ class Driver {
 
   void CompareRemoved(const BlockInfo& info, const ModelBlock& block) {
     REQUIRE(info.node == block.ref);
-    REQUIRE(info.key == KeyOf(block.prefix));
+    REQUIRE(info.key == block.key);
     REQUIRE(info.sequence == block.sequence);
     REQUIRE(info.bytes == block.bytes);
   }

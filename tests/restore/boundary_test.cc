@@ -151,6 +151,7 @@ TEST_CASE("every mode at 4,095 to 4,097 tokens") {
   const std::span<const int32_t> all = tokens;
   const std::vector<uint64_t> ends = {4095, 4096, 4097};
   const std::vector<uint64_t> asked = {4096, 4097, 4098, 4113, 4130};
+  const std::vector<std::vector<float>> cold = ColdLogits(TinyModel(), tokens, asked);
   for (const StoreKind store : {StoreKind::kFile, StoreKind::kUser}) {
     CAPTURE(NameOf(store));
     RigOptions options = WithoutPolicy(store);
@@ -159,7 +160,6 @@ TEST_CASE("every mode at 4,095 to 4,097 tokens") {
     ServeOptions storing;
     storing.snapshots_at = ends;
     rig.Serve(all.first(4120), storing);
-    const std::vector<std::vector<float>> cold = ColdLogits(rig.model(), tokens, asked);
     rig.Restart();
     const auto ask = [&](size_t i, resume_mode mode) {
       ServeOptions reading;

@@ -11,6 +11,17 @@
 namespace kvstrata::test {
 namespace {
 
+// 64 KiB of bytes that differ from place to place. Made once: poisoning and comparing byte by byte is half of the time
+// of a sanitized run.
+const std::vector<std::byte>& Poisoned() {
+  static const std::vector<std::byte> pattern = [] {
+    std::vector<std::byte> bytes(size_t{1} << 16);
+    for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(0xa5 ^ i ^ (i >> 8));
+    return bytes;
+  }();
+  return pattern;
+}
+
 uint64_t RoundUp(uint64_t value, uint64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
 
 bool HasIds(const Geometry& geometry) {
@@ -186,7 +197,10 @@ const kvstrata_buffer* RowMemory::Describe() {
 
 // Differs from place to place, so that bytes moved from one guard to another show too.
 void RowMemory::Poison() {
-  for (size_t i = 0; i < image_.size(); ++i) image_[i] = static_cast<std::byte>(0xa5 ^ i ^ (i >> 8));
+  const std::vector<std::byte>& pattern = Poisoned();
+  for (size_t at = 0; at < image_.size(); at += pattern.size()) {
+    std::memcpy(image_.data() + at, pattern.data(), std::min(pattern.size(), image_.size() - at));
+  }
 }
 
 void RowMemory::Write(uint64_t row, uint64_t seed) {
@@ -216,8 +230,11 @@ void RowMemory::Download() {
 }
 
 std::string RowMemory::Compare(const RowMemory& expected) const {
-  const auto [mine, theirs] = std::mismatch(image_.begin(), image_.end(), expected.image_.begin());
-  if (mine == image_.end() && image_.size() == expected.image_.size()) return "";
+  const bool equal = image_.size() == expected.image_.size() &&
+                     (image_.empty() || std::memcmp(image_.data(), expected.image_.data(), image_.size()) == 0);
+  if (equal) return "";
+  const auto [mine, theirs] =
+      std::mismatch(image_.begin(), image_.end(), expected.image_.begin(), expected.image_.end());
   return "stream " + std::to_string(index_) + " (role " + std::to_string(stream_.role) + ", layer " +
          std::to_string(stream_.layer) + ") differs at byte " + std::to_string(mine - image_.begin()) + " of " +
          std::to_string(image_.size()) + ", guards of " + std::to_string(kGuardBytes) + " bytes included";
