@@ -7,7 +7,6 @@
 #include <string>
 #include <utility>
 
-#include "lib/base/checksum.h"
 #include "lib/base/status.h"
 
 namespace kvstrata::core::engine {
@@ -55,22 +54,12 @@ absl::Status StorageFailure(const absl::Status& status) {
   return base::MakeStatus(base::Code::kIo, "storage", std::string(status.message()));
 }
 
-absl::Status CheckIdentity(const format::RecordIdentity& stored, const format::RecordIdentity& expected) {
-  if (stored.sequence != expected.sequence) {
-    return base::MakeStatus(base::Code::kInvalidState, "sequence", "another placement lies where this one was");
-  }
-  if (stored != expected) return base::MakeStatus(base::Code::kIdentityMismatch, "identity", "of another prefix");
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 // --- what is to be restored --------------------------------------------------------------------------------------
 
 absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& match, RestoreOptions options) {
-  std::shared_ptr<RestorePlan> restore(new RestorePlan());
-  restore->match_ = match.state();
-  restore->options_ = std::move(options);
+  std::shared_ptr<RestorePlan> restore(new RestorePlan(match.state(), std::move(options)));
   restore->plan_ = match.plan();
   restore->usable_blocks_ = match.state()->matched_blocks;
   restore->unusable_snapshots_.assign(match.state()->snapshots.size(), false);
@@ -82,12 +71,10 @@ absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& ma
     }
   }
   for (uint32_t i = 0; i < layout.streams().size(); ++i) {
-    if (layout.stream(i).kind == layout::StreamKind::kRows) restore->row_streams_.push_back(i);
     if (restore->Selected(i)) restore->layers_.push_back(layout.stream(i).layer);
   }
   std::ranges::sort(restore->layers_);
   restore->layers_.erase(std::unique(restore->layers_.begin(), restore->layers_.end()), restore->layers_.end());
-  restore->buffers_.resize(layout.streams().size());
   if (absl::Status status = restore->MakeSegments(); !status.ok()) return status;
   base::MutexLock lock(restore->mutex_);
   restore->hold_ = match.hold();
@@ -95,6 +82,12 @@ absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& ma
   restore->result_.layers_total = restore->layers_.size();
   return restore;
 }
+
+RestorePlan::RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options)
+    : match_(std::move(match)),
+      options_(std::move(options)),
+      row_streams_(RowStreams(match_->name_space->layout)),
+      destinations_(match_, options_.stream) {}
 
 RestorePlan::~RestorePlan() { Cancel(); }
 
@@ -155,25 +148,7 @@ absl::Status RestorePlan::MakeSegments() {
   return absl::OkStatus();
 }
 
-// Does the destination have a place for each of the segment's rows?
-absl::Status RestorePlan::CheckCovered(const Segment& segment, const std::optional<Buffer>& buffer) const {
-  const layout::Stream& stream = match_->name_space->layout.stream(segment.stream);
-  if (!buffer.has_value()) {
-    if ((stream.flags & layout::kOptional) != 0) return absl::OkStatus();
-    return base::InvalidArgument("destinations", "none for stream " + std::to_string(segment.stream));
-  }
-  if (stream.is_variable()) {
-    if (buffer->desc().size_bytes >= segment.bytes) return absl::OkStatus();
-    return base::MakeStatus(base::Code::kBufferTooSmall, "destinations.size_bytes",
-                            std::to_string(buffer->desc().size_bytes) + " < " + std::to_string(segment.bytes));
-  }
-  RowRange range = segment.rows;
-  if (stream.kind == layout::StreamKind::kRows) range.element_zero = buffer->desc().first_row;
-  return buffer->CheckRows(range);
-}
-
 absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
-  const layout::Layout& layout = match_->name_space->layout;
   {
     base::MutexLock lock(mutex_);
     if (result_.state != RestoreState::kCreated) {
@@ -181,34 +156,9 @@ absl::Status RestorePlan::Start(std::vector<BufferDesc> destinations) {
     }
   }
   if (absl::Status status = match_->cache->CheckUsable(); !status.ok()) return status;
-  std::vector<std::optional<Buffer>> buffers(layout.streams().size());
-  int32_t pinned_device = -1;
-  for (BufferDesc& desc : destinations) {
-    const uint32_t stream = desc.stream;
-    if (stream >= layout.streams().size() || !Selected(stream)) {
-      return base::InvalidArgument("destinations.stream", std::to_string(stream) + " is not restored by this plan");
-    }
-    if (buffers[stream].has_value())
-      return base::InvalidArgument("destinations.stream", std::to_string(stream) + " twice");
-    if (desc.memory == MemoryKind::kDevice) {
-      if (match_->cache->device() == nullptr) {
-        return base::MakeStatus(base::Code::kUnsupported, "destinations.memory",
-                                "the cache was opened without a device");
-      }
-      if (pinned_device >= 0 && pinned_device != desc.device_id) {
-        return base::InvalidArgument("destinations.device_id", "one restore goes to one device");
-      }
-      pinned_device = desc.device_id;
-    }
-    absl::StatusOr<Buffer> buffer = Buffer::Create(layout.stream(stream), std::move(desc));
-    if (!buffer.ok()) return buffer.status();
-    buffers[stream] = *std::move(buffer);
-  }
-  for (const Segment& segment : segments_) {
-    if (absl::Status status = CheckCovered(segment, buffers[segment.stream]); !status.ok()) return status;
-  }
-  buffers_ = std::move(buffers);
-  pinned_device_ = pinned_device;
+  absl::Status taken =
+      destinations_.Take(std::move(destinations), segments_, [this](uint32_t stream) { return Selected(stream); });
+  if (!taken.ok()) return taken;
   deadline_ = options_.timeout_ms == 0 ? Deadline::max() : DeadlineAfterMs(options_.timeout_ms);
   {
     base::MutexLock lock(mutex_);
@@ -338,10 +288,10 @@ std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
 // plan are among the longer one's.)
 std::optional<RestorePlan::Failure> RestorePlan::CheckDestinations() const {
   if (!shortened_) return std::nullopt;
-  for (uint32_t i = 0; i < buffers_.size(); ++i) {
+  for (uint32_t i = 0; i < match_->name_space->layout.streams().size(); ++i) {
     const std::optional<Segment> segment = Selected(i) ? SegmentOf(i) : std::nullopt;
     if (!segment.has_value()) continue;
-    absl::Status status = CheckCovered(*segment, buffers_[i]);
+    absl::Status status = destinations_.CheckCovered(*segment);
     if (status.ok()) continue;
     return Failure{plan_.snapshot.has_value() ? Failure::Kind::kUncovered : Failure::Kind::kStopped, 0,
                    std::move(status)};
@@ -357,10 +307,11 @@ std::optional<RestorePlan::Failure> RestorePlan::AttemptByBlocks() {
     Read read;
     read.block = first + i;
     read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
-    read.bytes = BlockHeadBytes(read.block) + layout.BlockBytes(/*include_draft=*/true);
+    read.bytes = BlockHeadBytes(*match_, read.block) + layout.BlockBytes(/*include_draft=*/true);
     read.use = [this, block = read.block](base::MutableBytes bytes) -> absl::Status {
       SliceTable table;
-      if (absl::Status status = CheckBlockHead(bytes.first(BlockHeadBytes(block)), block, &table); !status.ok()) {
+      if (absl::Status status = ProveBlockHead(*match_, block, bytes.first(BlockHeadBytes(*match_, block)), &table);
+          !status.ok()) {
         return status;
       }
       for (size_t slice = 0; slice < row_streams_.size(); ++slice) {
@@ -390,9 +341,9 @@ std::optional<RestorePlan::Failure> RestorePlan::AttemptByLayers() {
     Read read;
     read.block = first + i;
     read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
-    read.bytes = BlockHeadBytes(read.block);
+    read.bytes = BlockHeadBytes(*match_, read.block);
     read.use = [this, block = read.block, table = &tables[i]](base::MutableBytes bytes) {
-      return CheckBlockHead(bytes, block, table);
+      return ProveBlockHead(*match_, block, bytes, table);
     };
     return read;
   };
@@ -404,7 +355,7 @@ std::optional<RestorePlan::Failure> RestorePlan::AttemptByLayers() {
     }
     for (size_t slice = 0; slice < row_streams_.size(); ++slice) {
       const uint32_t stream = row_streams_[slice];
-      if (std::ranges::find(streams, stream) == streams.end() || !buffers_[stream].has_value()) continue;
+      if (std::ranges::find(streams, stream) == streams.end() || !destinations_.Has(stream)) continue;
       const auto make_slice = [&](size_t i) {
         Read read;
         read.block = first + i;
@@ -426,18 +377,15 @@ std::optional<RestorePlan::Failure> RestorePlan::AttemptByLayers() {
 
 std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
   const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
-  const uint64_t block_tokens = match_->name_space->facts.block_tokens;
-  const uint64_t depth = snapshot.position / block_tokens;
-  const uint64_t tail = snapshot.position - depth * block_tokens;
+  const uint64_t depth = snapshot.position / match_->name_space->facts.block_tokens;
   const auto make = [&](size_t) {
     Read read;
     read.snapshot = true;
     read.key = {format::MakeRecordKey(
         format::RecordKind::kSnapshot,
         format::SnapshotKey(match_->BoundaryKey(depth), snapshot.position, snapshot.tail_digest))};
-    read.bytes = format::HeadBytes(tail, match_->prompt.Extra(depth * block_tokens, tail).size(),
-                                   match_->name_space->layout.streams().size());
-    read.use = [this](base::MutableBytes bytes) { return CheckSnapshotHead(bytes, &snapshot_table_); };
+    read.bytes = SnapshotHeadBytes(*match_, snapshot);
+    read.use = [&](base::MutableBytes bytes) { return ProveSnapshotHead(*match_, snapshot, bytes, &snapshot_table_); };
     return read;
   };
   return RunReads(1, make);
@@ -454,7 +402,7 @@ std::optional<RestorePlan::Failure> RestorePlan::RestoreSnapshot(const std::vect
     // Below a later block's rows, those of the snapshot's open block are in place already.
     if (is_rows && depth != plan_.read_blocks_to) continue;
     const format::Slice& slice = snapshot_table_.slices[stream];
-    if (buffers_[stream].has_value() && !slice.absent && (slice.bytes > 0 || layout.stream(stream).is_variable())) {
+    if (destinations_.Has(stream) && !slice.absent && (slice.bytes > 0 || layout.stream(stream).is_variable())) {
       wanted.push_back(stream);
     }
   }
@@ -478,6 +426,16 @@ std::optional<RestorePlan::Failure> RestorePlan::RestoreSnapshot(const std::vect
   return RunReads(wanted.size(), make);
 }
 
+// Proves a slice, and moves it where its stream has a destination.
+absl::Status RestorePlan::UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes,
+                                   const RowRange& range) {
+  const format::Slice& entry = table.slices[slice];
+  if (entry.absent) return absl::OkStatus();
+  if (absl::Status status = ProveSlice(table, slice, bytes); !status.ok()) return status;
+  if (!Selected(entry.stream) || !destinations_.Has(entry.stream)) return absl::OkStatus();
+  return destinations_.Write(entry.stream, range, bytes);
+}
+
 // Waits in short pieces, so that a cancel or a close is noticed while a storage is stuck.
 template <typename Step>
 auto RestorePlan::InPieces(Deadline deadline, const Step& step) {
@@ -495,8 +453,9 @@ absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read
   Cache& cache = *match_->cache;
   StagingPool& pool = *cache.staging();
   absl::StatusOr<StagingBuffer> staging =
-      may_wait ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(read.bytes, pinned_device_, piece); })
-               : pool.TryAcquire(read.bytes, pinned_device_);
+      may_wait
+          ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(read.bytes, destinations_.device(), piece); })
+          : pool.TryAcquire(read.bytes, destinations_.device());
   if (!staging.ok()) return staging.status();
   auto operation = std::make_shared<ReadOperation>(read.key, read.offset, *std::move(staging));
   const absl::Status status =
@@ -543,7 +502,7 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
       result_.bytes_read += read.bytes;
     }
     absl::Status status = read.use(operation.staging().bytes());
-    if (copy_unfinished_) operation.staging().Forfeit();
+    if (destinations_.unfinished()) operation.staging().Forfeit();
     if (!status.ok()) {
       if (IsRecordFault(status)) return fail(read, status);
       return Failure{Failure::Kind::kStopped, 0, status};
@@ -641,11 +600,7 @@ void RestorePlan::SignalGiven() {
 }
 
 void RestorePlan::Finish(RestoreState state, absl::Status status) {
-  {
-    // No write begins after this; one that is under way ends first.
-    base::MutexLock lock(destinations_mutex_);
-    released_ = true;
-  }
+  destinations_.Close();
   uint64_t layers = 0;
   {
     base::MutexLock lock(mutex_);
@@ -676,127 +631,6 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
   }
   if (options_.notify) options_.notify(layers, state);
   SignalGiven();
-}
-
-// --- proving and writing -----------------------------------------------------------------------------------------
-
-uint64_t RestorePlan::BlockHeadBytes(uint64_t block) const {
-  const uint64_t block_tokens = match_->name_space->facts.block_tokens;
-  return format::HeadBytes(block_tokens, match_->prompt.Extra(block * block_tokens, block_tokens).size(),
-                           row_streams_.size());
-}
-
-absl::Status RestorePlan::CheckBlockHead(base::ByteView bytes, uint64_t block, SliceTable* table) const {
-  const NameSpace& space = *match_->name_space;
-  absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
-  if (!head.ok()) return head.status();
-  format::RecordIdentity expected;
-  expected.kind = format::RecordKind::kBlock;
-  expected.name_space = match_->life;
-  expected.sequence = match_->blocks[block].sequence;
-  expected.position = space.BlockEnd(block + 1);
-  expected.key = match_->blocks[block].key;
-  expected.parent = match_->BoundaryKey(block);
-  if (absl::Status status = CheckIdentity(head->identity, expected); !status.ok()) return status;
-  const uint64_t first = space.BlockEnd(block);
-  if (!std::ranges::equal(head->tokens, match_->prompt.Slice(first, space.facts.block_tokens)) ||
-      head->extra != match_->prompt.Extra(first, space.facts.block_tokens)) {
-    return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
-  }
-  if (head->slices.size() != row_streams_.size()) return base::Corrupt("slices", "not one for each rows stream");
-  uint64_t offset = bytes.size();
-  for (size_t i = 0; i < row_streams_.size(); ++i) {
-    const layout::Stream& stream = space.layout.stream(row_streams_[i]);
-    const format::Slice& slice = head->slices[i];
-    const bool may_be_absent = (stream.flags & layout::kOptional) != 0;
-    const uint64_t bytes_expected = slice.absent && may_be_absent ? 0 : space.layout.StreamBlockBytes(row_streams_[i]);
-    if (slice.stream != row_streams_[i] || slice.bytes != bytes_expected) {
-      return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit the layout");
-    }
-    table->offsets.push_back(offset);
-    offset += slice.bytes;
-  }
-  table->sequence = head->identity.sequence;
-  table->slices = std::move(head->slices);
-  return absl::OkStatus();
-}
-
-absl::Status RestorePlan::CheckSnapshotHead(base::ByteView bytes, SliceTable* table) const {
-  const NameSpace& space = *match_->name_space;
-  const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
-  absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
-  if (!head.ok()) return head.status();
-  const uint64_t depth = snapshot.position / space.facts.block_tokens;
-  const uint64_t first = space.BlockEnd(depth);
-  const uint64_t tail = snapshot.position - first;
-  format::RecordIdentity expected;
-  expected.kind = format::RecordKind::kSnapshot;
-  expected.name_space = match_->life;
-  expected.sequence = snapshot.sequence;
-  expected.position = snapshot.position;
-  expected.key = match_->BoundaryKey(depth);
-  expected.tail = snapshot.tail_digest;
-  if (absl::Status status = CheckIdentity(head->identity, expected); !status.ok()) return status;
-  if (!std::ranges::equal(head->tokens, match_->prompt.Slice(first, tail)) ||
-      head->extra != match_->prompt.Extra(first, tail)) {
-    return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
-  }
-  if (head->slices.size() != space.layout.streams().size()) return base::Corrupt("slices", "not one for each stream");
-  SliceTable proven;
-  uint64_t offset = bytes.size();
-  for (uint32_t i = 0; i < head->slices.size(); ++i) {
-    const layout::Stream& stream = space.layout.stream(i);
-    const format::Slice& slice = head->slices[i];
-    const bool is_rows = stream.kind == layout::StreamKind::kRows;
-    const uint64_t rows =
-        is_rows ? space.layout.OpenBlockRows(i, snapshot.position) : space.layout.StateRows(i, snapshot.position);
-    const bool absent = slice.absent && (stream.flags & layout::kOptional) != 0;
-    const bool fits =
-        stream.is_variable() ? !slice.absent || absent : slice.bytes == (absent ? 0 : rows * stream.row_bytes);
-    if (slice.stream != i || !fits) return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit");
-    proven.offsets.push_back(offset);
-    offset += slice.bytes;
-  }
-  proven.sequence = head->identity.sequence;
-  proven.slices = std::move(head->slices);
-  *table = std::move(proven);
-  return absl::OkStatus();
-}
-
-absl::Status RestorePlan::UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes,
-                                   const RowRange& range) {
-  const format::Slice& entry = table.slices[slice];
-  if (entry.absent) return absl::OkStatus();
-  if (base::Checksum(bytes, table.sequence) != entry.checksum) return base::Corrupt("slice", "checksum differs");
-  if (!Selected(entry.stream) || !buffers_[entry.stream].has_value()) return absl::OkStatus();
-  return WriteRows(entry.stream, range, bytes);
-}
-
-absl::Status RestorePlan::WriteRows(uint32_t stream, const RowRange& range, base::MutableBytes rows) {
-  const layout::Stream& description = match_->name_space->layout.stream(stream);
-  std::optional<Buffer> exact;
-  const Buffer* buffer = &*buffers_[stream];
-  if (description.is_variable()) {
-    if (rows.size() > buffer->desc().size_bytes) {
-      return base::MakeStatus(base::Code::kBufferTooSmall, "destinations.size_bytes", std::to_string(rows.size()));
-    }
-    BufferDesc desc = buffer->desc();
-    desc.size_bytes = rows.size();
-    desc.columns.clear();
-    absl::StatusOr<Buffer> made = Buffer::Create(description, std::move(desc));
-    if (!made.ok()) return made.status();
-    exact = *std::move(made);
-    buffer = &*exact;
-  }
-  RowRange target = range;
-  if (description.kind == layout::StreamKind::kRows) target.element_zero = buffer->desc().first_row;
-  base::MutexLock lock(destinations_mutex_);
-  if (released_) return base::MakeStatus(base::Code::kCancelled, "plan", "cancelled");
-  if (!buffer->on_device()) return buffer->Scatter(target, rows.data());
-  const absl::StatusOr<std::vector<CopyRun>> runs = buffer->Runs(target, 0);
-  if (!runs.ok()) return runs.status();
-  return CopyAndWait(*match_->cache->device(), buffer->desc(), options_.stream, CopyDirection::kToDevice, rows.data(),
-                     *runs, match_->cache->options().io_timeout_ms, &copy_unfinished_);
 }
 
 }  // namespace kvstrata::core::engine

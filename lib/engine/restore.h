@@ -1,19 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// One restore: reads what a plan promises into staging, proves it (identity, tokens, placement, checksums) and writes
-// it to the caller's buffers, layer by layer where the caller asked for that.
+// One restore: reads what a plan promises into staging, has it proven (record_proof.h) and moved to the caller's
+// buffers (destinations.h), layer by layer where the caller asked for that. Owns the course of it: states, waiting,
+// attempts, and the plan that is made anew when a record fails.
 //
 // Thread rule: Poll, WaitLayers, Wait and Cancel on any thread at once; Start once. The work runs on one of the cache's
 // workers.
 //
 // Invariants:
 //   I1  No byte reaches a destination that has not been proven to be the promised one.
-//   I2  A destination is written only under `destinations_mutex_`, and not after `released_`: when Cancel has returned,
-//       or the result says quiesced, the memory is the caller's for good.
-//   I3  Every address written was checked against its buffer before the restore began.
-//   I4  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
+//   I2  When Cancel has returned, or the result says quiesced, the destinations are the caller's for good.
+//   I3  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
 //       for the shorter length, out of what the destinations cover, so what is promised in the end is always
 //       consistent.
-//   I5  Signals come one at a time, the end's last. When Wait or Cancel has returned after the end, none comes any
+//   I4  Signals come one at a time, the end's last. When Wait or Cancel has returned after the end, none comes any
 //       more.
 #pragma once
 
@@ -24,9 +23,10 @@
 #include <optional>
 #include <vector>
 
-#include "lib/engine/buffer.h"
+#include "lib/engine/destinations.h"
 #include "lib/engine/io.h"
 #include "lib/engine/match.h"
+#include "lib/engine/record_proof.h"
 
 namespace kvstrata::core::engine {
 
@@ -57,13 +57,6 @@ struct RestoreResult {
   uint64_t bytes_read = 0;
   bool quiesced = true;
   absl::Status status;
-};
-
-struct Segment {
-  uint32_t stream = 0;
-  uint32_t layer = 0;
-  RowRange rows;
-  uint64_t bytes = 0;
 };
 
 class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
@@ -100,22 +93,14 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
     bool snapshot = false;  // or to the snapshot
     std::function<absl::Status(base::MutableBytes)> use;
   };
-  // What is proven of a record once its head has been read.
-  struct SliceTable {
-    uint64_t sequence = 0;
-    std::vector<format::Slice> slices;
-    std::vector<uint64_t> offsets;  // bytes from the record's beginning
-  };
 
-  RestorePlan() = default;
+  RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options);
   absl::Status MakeSegments();
   std::optional<Segment> SegmentOf(uint32_t stream) const;
   bool Selected(uint32_t stream) const;
   RowRange BlockRange(uint32_t stream, uint64_t block, uint64_t blocks) const;
   RowRange OpenRange(uint32_t stream, uint64_t position) const;
   RowRange StateRange(uint32_t stream, uint64_t position) const;
-
-  absl::Status CheckCovered(const Segment& segment, const std::optional<Buffer>& buffer) const;
 
   void Run();
   void RunSafely();
@@ -138,19 +123,14 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   void SignalGiven();
   bool MustWait(uint64_t layers) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Status CheckBlockHead(base::ByteView bytes, uint64_t block, SliceTable* table) const;
-  absl::Status CheckSnapshotHead(base::ByteView bytes, SliceTable* table) const;
-  uint64_t BlockHeadBytes(uint64_t block) const;
   absl::Status UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes, const RowRange& range);
-  absl::Status WriteRows(uint32_t stream, const RowRange& range, base::MutableBytes rows);
 
-  std::shared_ptr<MatchState> match_;
-  RestoreOptions options_;
+  const std::shared_ptr<MatchState> match_;
+  const RestoreOptions options_;
+  const std::vector<uint32_t> row_streams_;  // layout's rows streams, in record order
   std::vector<Segment> segments_;
-  std::vector<std::optional<Buffer>> buffers_;  // by stream
-  std::vector<uint32_t> row_streams_;           // layout's rows streams, in record order
-  std::vector<uint32_t> layers_;                // ascending layer numbers that have selected streams
-  int32_t pinned_device_ = -1;                  // >= 0: some destination is on this device
+  Destinations destinations_;
+  std::vector<uint32_t> layers_;  // ascending layer numbers that have selected streams
   Deadline deadline_ = Deadline::max();
 
   // Of the worker alone.
@@ -161,10 +141,6 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   SliceTable snapshot_table_;
   uint64_t proven_blocks_ = 0;  // blocks before it are in the destinations already
   bool shortened_ = false;
-  bool copy_unfinished_ = false;  // a device may still use the staging memory of the last read
-
-  base::Mutex destinations_mutex_;
-  bool released_ ABSL_GUARDED_BY(destinations_mutex_) = false;
 
   mutable base::Mutex mutex_;
   base::CondVar changed_;
