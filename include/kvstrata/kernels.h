@@ -249,7 +249,8 @@ enum { KVSTRATA_KERNELS_ROPE_INVERSE = 1 };
 
 /* rope, in place: the pairs (width-rope_dims+2k, +1) of every row are rotated by angle fp32(position) * f_k, an fp32
  * product; (a, b) -> (a cos - b sin, a sin + b cos); INVERSE rotates back. Profiles Q and S round the rotated
- * channels to bf16. All heads of a token share its position. */
+ * channels to bf16. All heads of a token share its position. sin and cos are within 0.51 ulp on every level, so that
+ * before rounding two levels differ by at most 2^-23 * (|a| + |b|). */
 typedef struct kvstrata_rope_args {
   uint32_t struct_size;
   int32_t profile;
@@ -268,7 +269,8 @@ typedef struct kvstrata_rope_args {
 } kvstrata_rope_args;
 
 /* rms_norm: x * 1/sqrt(mean(x^2) + eps) * weight, all fp32; profiles Q and S round the result to bf16. May be in
- * place. */
+ * place. A level may reorder the sum, of w positive terms; before rounding two levels differ by at most (w/4 + 10) *
+ * 2^-24 of the result. */
 typedef struct kvstrata_rms_norm_args {
   uint32_t struct_size;
   int32_t profile;
@@ -296,7 +298,11 @@ enum { KVSTRATA_KERNELS_POOL_OVERLAP = 1 };
  * entry; [w,2w) the C half, used when it is the current one), else c = w. Token s has value u_s and gate z_s + APE[s
  * mod m]. Entry i, for every channel j apart: softmax over the gates of block i-1 (P half; only with OVERLAP and i >
  * 0) and of block i, max-subtracted, fp32; the weighted sum of the values. Summed in this order: previous block,
- * current block, tokens ascending; the division by the sum of weights comes last.
+ * current block, tokens ascending; the division by the sum of weights comes last. A level may take the greatest gate
+ * of the first rows and rescale when a later one is greater (online softmax), at rows counted from the entry's first
+ * one. With n rows, gates with APE up to G and values up to V in size, two levels differ by at most 4 * (2 G + 4 + 3 n)
+ * * 2^-24 * V: a weight's exponent is off by a rounding of a gate, a weight by 2^-24 (1 + 2 * weight), a sum by a
+ * rounding per row and three per rescaling, and numerator and denominator both count.
  *
  * State after P tokens, r = P mod m, read on entry and updated on success:
  *   prev_values, prev_gates [m][w]   P half of the last complete block, gates with APE. Not read while P < m (so

@@ -32,26 +32,12 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Loads of any number of lanes: what does not fill a vector goes through the same code with one lane.
-using OneFloat = hn::CappedTag<float, 1>;
+// ---- groups of rows ----------------------------------------------------------------------------------------------
 
-template <class D>
-HWY_INLINE hn::Vec<D> LoadWide(D d, const float* from) {
-  return hn::LoadU(d, from);
-}
-template <class D>
-HWY_INLINE hn::Vec<D> LoadWide(D d, const uint16_t* from) {
-  const hn::Rebind<uint16_t, D> halves;
-  const hn::RebindToUnsigned<D> words;
-  return hn::BitCast(d, hn::ShiftLeft<16>(hn::PromoteTo(words, hn::LoadU(halves, from))));
-}
-
-// The rows of a block that take part in an entry, one half of their channels. T is float or uint16_t (bf16); with kBias
-// the gates lack their position bias, row s of `bias`.
-template <typename T, bool kBiasOf>
+// Rows of one block, or of the state: one half of their channels. T is float or uint16_t (bf16); with kBias the gates
+// lack their position bias, row s of `bias`.
+template <typename T, bool kBias>
 struct BlockRows {
-  static constexpr bool kBias = kBiasOf;
-  using Type = T;
   const T* values;
   const T* gates;
   const float* bias;
@@ -59,200 +45,252 @@ struct BlockRows {
   uint64_t gate_stride;
   uint64_t bias_stride;
   uint32_t count;
-
-  template <class D>
-  HWY_INLINE hn::Vec<D> Value(D d, uint32_t s, uint32_t j) const {
-    return LoadWide(d, values + s * value_stride + j);
-  }
-  template <class D>
-  HWY_INLINE hn::Vec<D> Gate(D d, uint32_t s, uint32_t j) const {
-    const hn::Vec<D> gate = LoadWide(d, gates + s * gate_stride + j);
-    if constexpr (kBias) return hn::Add(gate, hn::LoadU(d, bias + s * bias_stride + j));
-    return gate;
-  }
 };
 // Rows of the state, or of a chunk whose gates need no bias.
 using StateRows = BlockRows<float, false>;
 
-// A line of each row into the second-level cache. The rows of a block lie kilobytes apart, where the processor's own
-// prefetching loses them.
-template <class Rows>
-HWY_INLINE void PrefetchLines(const Rows& rows, uint32_t count, uint64_t rows_ahead, uint32_t j) {
-  for (uint32_t s = 0; s < count; ++s) {
-    __builtin_prefetch(rows.gates + (rows_ahead + s) * rows.gate_stride + j, 0, 2);
-    __builtin_prefetch(rows.values + (rows_ahead + s) * rows.value_stride + j, 0, 2);
-  }
-}
+// An entry's rows, those of the previous block first, are taken in groups of 8, then 4, 2 and 1: CSA's are one group. A
+// second group is added to the first relative to the greatest gate of both. Groups are counted from the entry's first
+// row, wherever the chunk began, so rescaling happens at the same rows always.
+inline constexpr uint32_t kGroup = 8;
 
-inline constexpr uint32_t kLineBytes = 64;
+template <typename T>
+struct RowGroup {
+  const T* values[kGroup];
+  const T* gates[kGroup];
+  const float* bias[kGroup];
+  // Elements from a row to the one that will be wanted in its place later; 0 where none is there.
+  uint64_t values_ahead;
+  uint64_t gates_ahead;
+  bool is_first;
+  bool is_last;
+};
 
-template <class D, class Rows, class V = hn::Vec<D>>
-HWY_INLINE void AddRow(D d, const Rows& rows, uint32_t s, uint32_t j, V below_greatest, V& weights, V& sums) {
-  const V weight = ExpNonPositive(d, below_greatest);
-  weights = hn::Add(weights, weight);
-  sums = hn::MulAdd(weight, rows.Value(d, s, j), sums);
-}
-
-// ---- few rows: the greatest gate first, then the sums ------------------------------------------------------------
-
-// kRatio rows of the current block, and with kPrevious as many of the previous one. The gates stay in registers.
-template <uint32_t kRatio, bool kPrevious, class D, class Rows, class V = hn::Vec<D>>
-HWY_INLINE V PoolFewLanes(D d, const Rows& previous, const Rows& current, uint32_t j) {
-  constexpr uint32_t kBefore = kPrevious ? kRatio : 0;
-  V gates[kBefore + kRatio];
-  for (uint32_t s = 0; s < kBefore; ++s) gates[s] = previous.Gate(d, s, j);
-  for (uint32_t s = 0; s < kRatio; ++s) gates[kBefore + s] = current.Gate(d, s, j);
-  V greatest = gates[0];
-  for (uint32_t s = 1; s < kBefore + kRatio; ++s) greatest = hn::Max(greatest, gates[s]);
-  V weights = hn::Zero(d);
-  V sums = hn::Zero(d);
-  for (uint32_t s = 0; s < kBefore; ++s) AddRow(d, previous, s, j, hn::Sub(gates[s], greatest), weights, sums);
-  for (uint32_t s = 0; s < kRatio; ++s) AddRow(d, current, s, j, hn::Sub(gates[kBefore + s], greatest), weights, sums);
-  return hn::Div(sums, weights);
-}
-
-// With `blocks_ahead`, the rows that many blocks on are there and will be wanted.
-template <uint32_t kRatio, bool kPrevious, class Rows>
-HWY_NOINLINE void PoolFew(const Rows& previous, const Rows& current, uint32_t width, uint32_t blocks_ahead,
-                          float* entry) {
-  constexpr uint32_t kLine = kLineBytes / sizeof(typename Rows::Type);
-  const uint32_t lanes = FloatLanes();
-  uint32_t j = 0;
-  for (; j + lanes <= width; j += lanes) {
-    if (blocks_ahead != 0 && j % kLine == 0) {
-      if (kPrevious) PrefetchLines(previous, kRatio, blocks_ahead * kRatio, j);
-      PrefetchLines(current, kRatio, blocks_ahead * kRatio, j);
-    }
-    StoreFloats(PoolFewLanes<kRatio, kPrevious>(FloatTag(), previous, current, j), entry + j);
-  }
-  const OneFloat one;
-  for (; j < width; ++j) hn::StoreU(PoolFewLanes<kRatio, kPrevious>(one, previous, current, j), one, entry + j);
-}
-
-// ---- any number of rows, the same way; the gates are loaded twice ------------------------------------------------
-
-template <class D, class Rows, class V = hn::Vec<D>>
-HWY_INLINE V PoolAnyLanes(D d, const Rows& previous, const Rows& current, uint32_t j) {
-  V greatest = current.Gate(d, 0, j);
-  for (uint32_t s = 0; s < previous.count; ++s) greatest = hn::Max(greatest, previous.Gate(d, s, j));
-  for (uint32_t s = 1; s < current.count; ++s) greatest = hn::Max(greatest, current.Gate(d, s, j));
-  V weights = hn::Zero(d);
-  V sums = hn::Zero(d);
-  for (uint32_t s = 0; s < previous.count; ++s) {
-    AddRow(d, previous, s, j, hn::Sub(previous.Gate(d, s, j), greatest), weights, sums);
-  }
-  for (uint32_t s = 0; s < current.count; ++s) {
-    AddRow(d, current, s, j, hn::Sub(current.Gate(d, s, j), greatest), weights, sums);
-  }
-  return hn::Div(sums, weights);
-}
-
-template <class Rows>
-HWY_NOINLINE void PoolAny(const Rows& previous, const Rows& current, uint32_t width, float* entry) {
-  const uint32_t lanes = FloatLanes();
-  uint32_t j = 0;
-  for (; j + lanes <= width; j += lanes) {
-    StoreFloats(PoolAnyLanes(FloatTag(), previous, current, j), entry + j);
-  }
-  const OneFloat one;
-  for (; j < width; ++j) hn::StoreU(PoolAnyLanes(one, previous, current, j), one, entry + j);
-}
-
-// ---- many rows: in groups, with running sums ---------------------------------------------------------------------
-
-// The greatest gate so far and the sums relative to it, of as many channels as stay in the first-level cache. Groups
-// begin at the block's first row, wherever the chunk began, so rescaling happens at the same rows always.
+// The greatest gate so far and the sums relative to it, of as many channels as stay in the first-level cache.
 struct PoolTile {
   static constexpr uint32_t kChannels = 512;
-  static constexpr uint32_t kGroup = 8;
   alignas(64) float greatest[kChannels];
   alignas(64) float weights[kChannels];
   alignas(64) float sums[kChannels];
 };
 
-// Rows first .. first+kRows-1 of channel j, which is `at` in the tile. The greatest gate begins with the lowest finite
-// float, not -infinity, so that a group of gates that are all -infinity has weights of 0 and not NaN.
-template <uint32_t kRows, class D, class Rows, class V = hn::Vec<D>>
-HWY_INLINE void AddGroupLanes(D d, const Rows& rows, uint32_t first, uint32_t j, uint32_t at, PoolTile& tile) {
-  V gates[kRows];
-  for (uint32_t s = 0; s < kRows; ++s) gates[s] = rows.Gate(d, first + s, j);
-  V greatest = hn::Set(d, std::numeric_limits<float>::lowest());
-  V weights = hn::Zero(d);
-  V sums = hn::Zero(d);
-  if (first != 0) {
-    const V so_far = hn::LoadU(d, tile.greatest + at);
-    greatest = so_far;
-    for (uint32_t s = 0; s < kRows; ++s) greatest = hn::Max(greatest, gates[s]);
-    const V rescale = ExpNonPositive(d, hn::Sub(so_far, greatest));
-    weights = hn::Mul(hn::LoadU(d, tile.weights + at), rescale);
-    sums = hn::Mul(hn::LoadU(d, tile.sums + at), rescale);
+// Some vectors of channels, or a single channel: in every lane when it is loaded, and from one lane when it is stored.
+// What does not fill a vector so goes through the same code, to the same floats.
+template <uint32_t kVectorsOf, bool kOneOf>
+struct Part {
+  static constexpr uint32_t kVectors = kVectorsOf;
+  static constexpr bool kOne = kOneOf;
+};
+using FourVectors = Part<4, false>;
+using OneVector = Part<1, false>;
+using OneChannel = Part<1, true>;
+
+template <class P, typename T>
+HWY_INLINE FloatVec LoadPart(const T* from, uint32_t v) {
+  if constexpr (P::kOne) return hn::Set(FloatTag(), reference::AsFloat(*from));
+  return LoadFloats(from + v * FloatLanes());
+}
+#if HWY_TARGET == HWY_AVX3
+// Highway 1.0.3 widens bf16 by two instructions, one of which needs the units of additions, of which pooling has most.
+// A look-up of 16-bit lanes that leaves the lower half of each word 0 does it at once.
+template <class P>
+HWY_INLINE FloatVec LoadPart(const uint16_t* from, uint32_t v) {
+  if constexpr (P::kOne) return hn::Set(FloatTag(), reference::AsFloat(*from));
+  if constexpr (P::kVectors == 1) return LoadFloats(from);
+  // Of two vectors' halves, in a register of their own each, those of the lower or the upper one.
+  const __m512i halves = _mm512_loadu_si512(from + v / 2 * 32);
+  const __m512i lanes = hn::ShiftLeft<16>(hn::Add(hn::Iota(WordTag(), 0), hn::Set(WordTag(), v % 2 * 16))).raw;
+  return hn::BitCast(FloatTag(), WordVec{_mm512_maskz_permutexvar_epi16(0xAAAAAAAAu, lanes, halves)});
+}
+#endif
+
+template <class P>
+HWY_INLINE void StorePart(FloatVec values, float* to, uint32_t v) {
+  if constexpr (P::kOne) {
+    *to = hn::GetLane(values);
   } else {
-    for (uint32_t s = 0; s < kRows; ++s) greatest = hn::Max(greatest, gates[s]);
+    StoreFloats(values, to + v * FloatLanes());
   }
-  for (uint32_t s = 0; s < kRows; ++s) AddRow(d, rows, first + s, j, hn::Sub(gates[s], greatest), weights, sums);
-  hn::StoreU(greatest, d, tile.greatest + at);
-  hn::StoreU(weights, d, tile.weights + at);
-  hn::StoreU(sums, d, tile.sums + at);
 }
 
-// Channels begin .. begin+channels-1. With `rows_ahead`, the rows that many on are there and will be wanted.
-template <uint32_t kRows, class Rows>
-HWY_NOINLINE void AddGroup(const Rows& rows, uint32_t first, uint32_t begin, uint32_t channels, uint32_t rows_ahead,
-                           PoolTile& tile) {
-  constexpr uint32_t kLine = kLineBytes / sizeof(typename Rows::Type);
+// The line that will be wanted where this vector is, into the second-level cache. The rows lie kilobytes apart, where
+// the processor's own prefetching loses them; one by one between the exps, as a burst would hold up the loads.
+template <typename T>
+HWY_INLINE void PrefetchAhead(const RowGroup<T>& g, uint32_t s, uint32_t j, uint32_t v) {
+  if (v * FloatLanes() * sizeof(T) % 64 != 0) return;
+  __builtin_prefetch(g.gates[s] + g.gates_ahead + j + v * FloatLanes(), 0, 2);
+  __builtin_prefetch(g.values[s] + g.values_ahead + j + v * FloatLanes(), 0, 2);
+}
+
+// What a group adds to: some vectors' greatest gates and sums.
+template <class P>
+struct PartSums {
+  FloatVec greatest[P::kVectors];
+  FloatVec weights[P::kVectors];
+  FloatVec sums[P::kVectors];
+};
+
+// The gates of a group with their bias, on the way from the first pass to the second.
+template <uint32_t kRows, class P>
+struct PartGates {
+  alignas(64) float rows[kRows][P::kVectors * (HWY_MAX_BYTES / sizeof(float))];
+};
+
+// From the first group's weights to the next one's, and from gates to weights: 2^(gate log2(e) - greatest log2(e)),
+// where the second product is rounded alike for all rows, so that its rounding cancels in the quotient of the sums.
+// Plain, for a greatest gate so large that the product could overflow: e^(gate - greatest).
+template <bool kPlain>
+HWY_INLINE FloatVec WeightOf(FloatVec gate, FloatVec greatest) {
+  const FloatTag floats;
+  if constexpr (kPlain) return ExpNonPositive(floats, hn::Sub(gate, greatest));
+  const FloatVec log2e = hn::Set(floats, 1.44269504088896341f);
+  return Exp2Weight(floats, hn::MulSub(gate, log2e, hn::Mul(greatest, log2e)));
+}
+template <bool kPlain>
+HWY_INLINE FloatVec RescaleOf(FloatVec so_far, FloatVec greatest) {
+  const FloatTag floats;
+  if constexpr (kPlain) return ExpNonPositive(floats, hn::Sub(so_far, greatest));
+  const FloatVec log2e = hn::Set(floats, 1.44269504088896341f);
+  return Exp2Weight(floats, hn::Sub(hn::Mul(so_far, log2e), hn::Mul(greatest, log2e)));
+}
+
+// The second pass: all exps. `at` is where the channels are in the tile.
+template <bool kPlain, uint32_t kRows, class P, typename T>
+HWY_INLINE void AddWeights(const RowGroup<T>& g, const PartGates<kRows, P>& gates, uint32_t j, uint32_t at,
+                           const PoolTile& tile, PartSums<P>& part) {
+  for (uint32_t v = 0; v < P::kVectors; ++v) {
+    part.weights[v] = part.sums[v] = hn::Zero(FloatTag());
+    if (g.is_first) continue;
+    const FloatVec rescale = RescaleOf<kPlain>(LoadPart<P>(tile.greatest + at, v), part.greatest[v]);
+    part.weights[v] = hn::Mul(LoadPart<P>(tile.weights + at, v), rescale);
+    part.sums[v] = hn::Mul(LoadPart<P>(tile.sums + at, v), rescale);
+  }
+  for (uint32_t s = 0; s < kRows; ++s) {
+    for (uint32_t v = 0; v < P::kVectors; ++v) {
+      if constexpr (P::kVectors == 4) PrefetchAhead(g, s, j, v);
+      const FloatVec gate = hn::Load(FloatTag(), gates.rows[s] + v * FloatLanes());
+      const FloatVec weight = WeightOf<kPlain>(gate, part.greatest[v]);
+      part.weights[v] = hn::Add(part.weights[v], weight);
+      part.sums[v] = hn::MulAdd(weight, LoadPart<P>(g.values[s] + j, v), part.sums[v]);
+    }
+  }
+}
+
+// Rare, so not copied into every loop.
+template <uint32_t kRows, class P, typename T>
+HWY_NOINLINE void AddWeightsPlainly(const RowGroup<T>& g, const PartGates<kRows, P>& gates, uint32_t j, uint32_t at,
+                                    const PoolTile& tile, PartSums<P>& part) {
+  AddWeights<true>(g, gates, j, at, tile, part);
+}
+
+template <class P>
+HWY_INLINE bool AreModest(const FloatVec (&greatest)[P::kVectors]) {
+  FloatVec largest = hn::Abs(greatest[0]);
+  for (uint32_t v = 1; v < P::kVectors; ++v) largest = hn::Max(largest, hn::Abs(greatest[v]));
+  return hn::AllTrue(FloatTag(), hn::Lt(largest, hn::Set(FloatTag(), 1e38f)));
+}
+
+// Channels j.. of a group's kRows rows. First all gates, then all exps, over several vectors at once: what depends on
+// one another lies far enough apart to hide its latency. The greatest gate begins with the lowest finite float, not
+// -infinity, so that a group of gates that are all -infinity weighs 0 beside others; alone it gives 0 / 0, NaN, as in
+// the reference.
+template <uint32_t kRows, bool kBias, class P, typename T>
+HWY_INLINE void AddPart(const RowGroup<T>& g, uint32_t j, uint32_t at, PoolTile& tile, float* entry) {
+  const FloatTag floats;
+  PartGates<kRows, P> gates;
+  PartSums<P> part;
+  for (uint32_t v = 0; v < P::kVectors; ++v) {
+    part.greatest[v] =
+        g.is_first ? hn::Set(floats, std::numeric_limits<float>::lowest()) : LoadPart<P>(tile.greatest + at, v);
+  }
+  for (uint32_t s = 0; s < kRows; ++s) {
+    for (uint32_t v = 0; v < P::kVectors; ++v) {
+      FloatVec gate = LoadPart<P>(g.gates[s] + j, v);
+      if constexpr (kBias) gate = hn::Add(gate, LoadPart<P>(g.bias[s] + j, v));
+      part.greatest[v] = hn::Max(part.greatest[v], gate);
+      hn::Store(gate, floats, gates.rows[s] + v * FloatLanes());
+    }
+  }
+  if (HWY_LIKELY(AreModest<P>(part.greatest))) {
+    AddWeights<false>(g, gates, j, at, tile, part);
+  } else {
+    AddWeightsPlainly(g, gates, j, at, tile, part);
+  }
+  for (uint32_t v = 0; v < P::kVectors; ++v) {
+    if (g.is_last) {
+      StorePart<P>(hn::Div(part.sums[v], part.weights[v]), entry + j, v);
+    } else {
+      StorePart<P>(part.greatest[v], tile.greatest + at, v);
+      StorePart<P>(part.weights[v], tile.weights + at, v);
+      StorePart<P>(part.sums[v], tile.sums + at, v);
+    }
+  }
+}
+
+// Channels begin .. begin+channels-1, which are the tile's.
+template <uint32_t kRows, bool kBias, typename T>
+HWY_NOINLINE void AddGroup(const RowGroup<T>& g, uint32_t begin, uint32_t channels, PoolTile& tile, float* entry) {
   const uint32_t lanes = FloatLanes();
   uint32_t at = 0;
-  for (; at + lanes <= channels; at += lanes) {
-    if (rows_ahead != 0 && at % kLine == 0) PrefetchLines(rows, kRows, first + rows_ahead, begin + at);
-    AddGroupLanes<kRows>(FloatTag(), rows, first, begin + at, at, tile);
+  for (; at + 4 * lanes <= channels; at += 4 * lanes) {
+    AddPart<kRows, kBias, FourVectors>(g, begin + at, at, tile, entry);
   }
-  for (; at < channels; ++at) AddGroupLanes<kRows>(OneFloat(), rows, first, begin + at, at, tile);
+  for (; at + lanes <= channels; at += lanes) AddPart<kRows, kBias, OneVector>(g, begin + at, at, tile, entry);
+  for (; at < channels; ++at) AddPart<kRows, kBias, OneChannel>(g, begin + at, at, tile, entry);
 }
 
-inline void DivideRow(const PoolTile& tile, uint32_t channels, float* entry) {
-  const uint32_t lanes = FloatLanes();
-  uint32_t i = 0;
-  for (; i + lanes <= channels; i += lanes) {
-    StoreFloats(hn::Div(LoadFloats(tile.sums + i), LoadFloats(tile.weights + i)), entry + i);
-  }
-  for (; i < channels; ++i) entry[i] = tile.sums[i] / tile.weights[i];
-}
+// ---- one entry ---------------------------------------------------------------------------------------------------
 
-// `rows_there` counts from the block's first row to the chunk's end: what may be prefetched.
-template <class Rows>
-void PoolMany(const Rows& rows, uint32_t width, uint64_t rows_there, float* entry) {
-  constexpr uint32_t kGroup = PoolTile::kGroup;
-  PoolTile tile;
-  for (uint32_t begin = 0; begin < width; begin += PoolTile::kChannels) {
-    const uint32_t channels = std::min(width - begin, PoolTile::kChannels);
-    uint32_t s = 0;
-    for (; s + kGroup <= rows.count; s += kGroup) {
-      AddGroup<kGroup>(rows, s, begin, channels, s + 2 * kGroup <= rows_there ? kGroup : 0, tile);
-    }
-    for (; s < rows.count; ++s) AddGroup<1>(rows, s, begin, channels, 0, tile);
-    DivideRow(tile, channels, entry + begin);
+// How many of an entry's `left` rows its next group takes.
+inline uint32_t GroupRows(uint32_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
+
+template <bool kBias, typename T>
+void AddRows(uint32_t rows, const RowGroup<T>& g, uint32_t begin, uint32_t channels, PoolTile& tile, float* entry) {
+  switch (rows) {
+    case 8: return AddGroup<8, kBias>(g, begin, channels, tile, entry);
+    case 4: return AddGroup<4, kBias>(g, begin, channels, tile, entry);
+    case 2: return AddGroup<2, kBias>(g, begin, channels, tile, entry);
+    default: return AddGroup<1, kBias>(g, begin, channels, tile, entry);
   }
 }
 
-// ---- one entry, whichever way its number of rows asks for --------------------------------------------------------
-
-// How many blocks ahead few rows are prefetched.
-inline constexpr uint32_t kBlocksAhead = 2;
-
-template <uint32_t kRatio, class Rows>
-void PoolFew(const Rows& previous, const Rows& current, uint32_t width, uint64_t rows_there, float* entry) {
-  const uint32_t ahead = rows_there >= (kBlocksAhead + 1) * kRatio ? kBlocksAhead : 0;
-  previous.count != 0 ? PoolFew<kRatio, true>(previous, current, width, ahead, entry)
-                      : PoolFew<kRatio, false>(previous, current, width, ahead, entry);
+// Row n of an entry, counted over both blocks, into slot s of a group.
+template <bool kBias, typename T>
+HWY_INLINE void SetRow(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t n, uint32_t s,
+                       RowGroup<T>& g) {
+  const BlockRows<T, kBias>& block = n < previous.count ? previous : current;
+  const uint32_t row = n < previous.count ? n : n - previous.count;
+  g.values[s] = block.values + row * block.value_stride;
+  g.gates[s] = block.gates + row * block.gate_stride;
+  if constexpr (kBias) g.bias[s] = block.bias + row * block.bias_stride;
 }
+
+// How far ahead rows are prefetched: what is pooled meanwhile outlasts a load from memory. bf16 rows take little less
+// time to pool than floats, and half the memory.
+template <typename T>
+inline constexpr uint32_t kRowsAhead = sizeof(T) == 2 ? 16 : 8;
 
 // `rows_there`: rows of the caller's from the current block's first one on; 0 where the rows are the state's.
-template <class Rows>
-void PoolEntry(const Rows& previous, const Rows& current, uint32_t width, uint64_t rows_there, float* entry) {
-  if (current.count == 4) return PoolFew<4>(previous, current, width, rows_there, entry);
-  if (current.count == 2) return PoolFew<2>(previous, current, width, rows_there, entry);
-  if (previous.count == 0 && current.count > PoolTile::kGroup) return PoolMany(current, width, rows_there, entry);
-  PoolAny(previous, current, width, entry);
+template <bool kBias, typename T>
+void PoolEntry(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t width,
+               uint64_t rows_there, float* entry) {
+  PoolTile tile;
+  RowGroup<T> g{};
+  const uint32_t rows = previous.count + current.count;
+  for (uint32_t begin = 0; begin < width; begin += PoolTile::kChannels) {
+    const uint32_t channels = std::min(width - begin, PoolTile::kChannels);
+    for (uint32_t n = 0; n < rows;) {
+      const uint32_t count = GroupRows(rows - n);
+      for (uint32_t s = 0; s < count; ++s) SetRow(previous, current, n + s, s, g);
+      g.is_first = n == 0;
+      n += count;
+      g.is_last = n == rows;
+      const bool is_ahead_there = n + kRowsAhead<T> <= rows_there + previous.count;
+      g.values_ahead = is_ahead_there ? kRowsAhead<T> * current.value_stride : 0;
+      g.gates_ahead = is_ahead_there ? kRowsAhead<T> * current.gate_stride : 0;
+      AddRows<kBias>(count, g, begin, channels, tile, entry);
+    }
+  }
 }
 
 // ---- tokens ------------------------------------------------------------------------------------------------------

@@ -25,6 +25,21 @@ void ExpAll(const float* x, size_t count, float* y) {
   for (; i < count; ++i) hn::StoreU(ExpNonPositive(one, hn::LoadU(one, x + i)), one, y + i);
 }
 
+#if KVSTRATA_CPU_VECTORS
+void WeightAll(const float* t, size_t count, float* y) {
+  const hn::ScalableTag<float> d;
+  std::vector<float> padded(hn::Lanes(d));
+  for (size_t i = 0; i < count; i += hn::Lanes(d)) {
+    const size_t lanes = std::min(count - i, hn::Lanes(d));
+    std::copy(t + i, t + i + lanes, padded.begin());
+    hn::StoreU(Exp2Weight(d, hn::LoadU(d, padded.data())), d, padded.data());
+    std::copy(padded.begin(), padded.begin() + static_cast<std::ptrdiff_t>(lanes), y + i);
+  }
+}
+#else
+[[maybe_unused]] void WeightAll(const float*, size_t, float*) {}  // no level calls it
+#endif
+
 void SinCosAll(const float* x, size_t count, float* sin, float* cos) {
   const hn::ScalableTag<double> d;
   const hn::CappedTag<double, 1> one;
@@ -54,6 +69,7 @@ namespace {
 struct Target {
   const char* name;
   void (*exp)(const float*, size_t, float*);
+  void (*weight)(const float*, size_t, float*);
   void (*sin_cos)(const float*, size_t, float*, float*);
 };
 
@@ -61,16 +77,16 @@ std::vector<Target> Targets() {
   std::vector<Target> targets;
 #if HWY_TARGETS & HWY_AVX2
   if (cpu::BestLevel() >= cpu::Level::kAvx2) {
-    targets.push_back({"avx2", cpu::N_AVX2::ExpAll, cpu::N_AVX2::SinCosAll});
+    targets.push_back({"avx2", cpu::N_AVX2::ExpAll, cpu::N_AVX2::WeightAll, cpu::N_AVX2::SinCosAll});
   }
 #endif
 #if HWY_TARGETS & HWY_AVX3
   if (cpu::BestLevel() >= cpu::Level::kAvx512) {
-    targets.push_back({"avx512", cpu::N_AVX3::ExpAll, cpu::N_AVX3::SinCosAll});
+    targets.push_back({"avx512", cpu::N_AVX3::ExpAll, cpu::N_AVX3::WeightAll, cpu::N_AVX3::SinCosAll});
   }
 #endif
 #if HWY_STATIC_TARGET == HWY_NEON
-  targets.push_back({"neon", cpu::HWY_NAMESPACE::ExpAll, cpu::HWY_NAMESPACE::SinCosAll});
+  targets.push_back({"neon", cpu::HWY_NAMESPACE::ExpAll, cpu::HWY_NAMESPACE::WeightAll, cpu::HWY_NAMESPACE::SinCosAll});
 #endif
   return targets;
 }
@@ -119,6 +135,38 @@ TEST_CASE("vector exp: within 2 ulp on [-87, 0], 0 below, NaN kept, 1 at 0") {
     }
     CHECK(std::isnan(One(target.exp, kNan)[0]));
     CHECK(std::isnan(One(target.exp, std::bit_cast<float>(0xFFFFFFFFu))[0]));
+  }
+}
+
+TEST_CASE("softmax weights: 2^t within 2^-24 (1 + 2 * 2^t), 0 far below, NaN kept, 1 at 0") {
+  const uint64_t seed = 28;
+  INFO("seed " << seed);
+  Random random(seed);
+  std::vector<float> t;
+  for (int i = 0; i < 200000; ++i)
+    t.push_back(-std::fabs(random.Float(i % 3 == 0 ? 1.0f : i % 3 == 1 ? 10.0f : 126.0f)));
+  // Both sides of the halves between the table's entries, and the rounding above 0 that a difference may have.
+  for (int n = -1; n < 500; ++n) {
+    const float middle = -static_cast<float>(n) / 32;
+    t.insert(t.end(), {std::nextafterf(middle, 1), middle, std::nextafterf(middle, -200)});
+  }
+  for (const Target& target : Targets()) {
+    INFO(target.name);
+    std::vector<float> y(t.size());
+    target.weight(t.data(), t.size(), y.data());
+    double worst = 0;
+    for (size_t i = 0; i < t.size(); ++i) {
+      const double exact = std::exp2(static_cast<double>(t[i]));
+      worst = std::max(worst, std::fabs(y[i] - exact) / (kUnit * (1 + 2 * exact)));
+    }
+    CHECK(worst <= 1.0);
+    CHECK(worst > 0.1);
+    CHECK(One(target.weight, 0.0f)[0] == 1.0f);
+    for (const float below : {-126.0f, -150.0f, -3000.0f, -1e10f, -3e38f, -kInfinity}) {
+      CHECK(One(target.weight, below)[0] == 0.0f);
+    }
+    CHECK(std::isnan(One(target.weight, kNan)[0]));
+    CHECK(std::isnan(One(target.weight, std::bit_cast<float>(0xFFFFFFFFu))[0]));
   }
 }
 
