@@ -491,20 +491,48 @@ HWY_INLINE FloatVec LowerPasses(FloatVec values) {
   return values;
 }
 
-// In place; the same sums in the same order as the reference. `width` is a power of two and at least FloatLanes().
-inline void HadamardRow(float* row, uint32_t width, bool round) {
+// All passes within kVectors neighbouring vectors, in registers.
+template <uint32_t kVectors>
+HWY_INLINE void HadamardGroup(float* row) {
   const uint32_t lanes = FloatLanes();
-  for (uint32_t i = 0; i < width; i += lanes) StoreFloats(LowerPasses(LoadFloats(row + i)), row + i);
-  for (uint32_t half = lanes; half < width; half *= 2) {
-    for (uint32_t begin = 0; begin < width; begin += 2 * half) {
-      for (uint32_t i = begin; i < begin + half; i += lanes) {
-        const FloatVec a = LoadFloats(row + i);
-        const FloatVec b = LoadFloats(row + i + half);
-        StoreFloats(hn::Add(a, b), row + i);
-        StoreFloats(hn::Sub(a, b), row + i + half);
-      }
+  FloatVec values[kVectors];
+  for (uint32_t v = 0; v < kVectors; ++v) values[v] = LowerPasses(LoadFloats(row + v * lanes));
+  for (uint32_t half = 1; half < kVectors; half *= 2) {
+    for (uint32_t v = 0; v < kVectors; ++v) {
+      if ((v & half) != 0) continue;
+      const FloatVec a = values[v];
+      const FloatVec b = values[v + half];
+      values[v] = hn::Add(a, b);
+      values[v + half] = hn::Sub(a, b);
     }
   }
+  for (uint32_t v = 0; v < kVectors; ++v) StoreFloats(values[v], row + v * lanes);
+}
+
+// One pass over pairs at a distance of `half`, a multiple of the lanes.
+HWY_INLINE void HadamardPass(float* row, uint32_t width, uint32_t half) {
+  const uint32_t lanes = FloatLanes();
+  for (uint32_t begin = 0; begin < width; begin += 2 * half) {
+    for (uint32_t i = begin; i < begin + half; i += lanes) {
+      const FloatVec a = LoadFloats(row + i);
+      const FloatVec b = LoadFloats(row + i + half);
+      StoreFloats(hn::Add(a, b), row + i);
+      StoreFloats(hn::Sub(a, b), row + i + half);
+    }
+  }
+}
+
+// In place; the same sums in the same order as the reference. `width` is a power of two and at least FloatLanes().
+inline void HadamardRow(float* row, uint32_t width, bool round) {
+  constexpr uint32_t kGroup = 8;  // of 16 registers, where there are no more
+  const uint32_t lanes = FloatLanes();
+  const uint32_t grouped = width >= kGroup * lanes ? kGroup * lanes : lanes;
+  if (grouped == lanes) {
+    for (uint32_t i = 0; i < width; i += lanes) HadamardGroup<1>(row + i);
+  } else {
+    for (uint32_t i = 0; i < width; i += grouped) HadamardGroup<kGroup>(row + i);
+  }
+  for (uint32_t half = grouped; half < width; half *= 2) HadamardPass(row, width, half);
   const FloatVec norm = hn::Set(FloatTag(), static_cast<float>(1.0 / std::sqrt(static_cast<double>(width))));
   for (uint32_t i = 0; i < width; i += lanes) {
     const FloatVec scaled = hn::Mul(LoadFloats(row + i), norm);
