@@ -161,9 +161,9 @@ absl::Status SegmentStore::SyncMadeFolders() {
 
 absl::Status SegmentStore::ReadTable() {
   const uint64_t wanted = capacity_bytes_ / super_.segment_bytes + 2;
-  data_ = std::make_unique<DataFiles>(directory_, super_.segment_bytes,
-                                      static_cast<uint32_t>(std::min<uint64_t>(wanted, kMaxSegments)),
-                                      std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes), read_only_);
+  data_ = std::make_unique<DataFiles>(
+      directory_, super_.segment_bytes, static_cast<uint32_t>(std::min<uint64_t>(wanted, kMaxSegments)),
+      std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes), io_threads_, read_only_);
   absl::Status status;
   base::MutexLock flush_lock(flush_mutex_);
   for (int attempt = 1;; ++attempt) {
