@@ -19,7 +19,7 @@ using kvstrata::kernels::Get;
 
 constexpr uint32_t kWidth = 512;
 constexpr uint32_t kRope = 64;
-constexpr uint64_t kRows = 256;  // 512 KiB
+constexpr uint64_t kRows = 64;  // 128 KiB, and as much of results
 
 struct World {
   std::vector<float> source, work, weight, frequencies;
