@@ -34,11 +34,11 @@ uint64_t SegmentBytesFor(uint64_t capacity_bytes) {
   return std::bit_ceil(wanted);
 }
 
-DataFiles::DataFiles(const Directory& directory, uint64_t segment_bytes, uint32_t max_segments, uint64_t grow_bytes,
+DataFiles::DataFiles(const Directory& directory, uint64_t segment_bytes, uint64_t limit_bytes, uint64_t grow_bytes,
                      uint32_t io_threads, bool read_only)
     : directory_(directory),
       segment_units_(Units(segment_bytes)),
-      max_segments_(std::min(max_segments, kMaxSegments)),
+      limit_units_(limit_bytes / format::kUnitBytes),
       grow_units_(std::max<uint32_t>(1, Units(grow_bytes))),
       read_only_(read_only),
       bounce_(io_threads),
@@ -62,6 +62,8 @@ absl::Status DataFiles::Open() {
     Segment& segment = *segments_[number];
     segment.ready = std::min(segment_units_, Units(static_cast<uint64_t>(std::max<off_t>(info.st_size, 0))));
     Give(segment, 0, segment.ready);
+    base::MutexLock lock(grow_mutex_);
+    made_units_ += segment.ready;
   }
   return absl::OkStatus();
 }
@@ -140,31 +142,30 @@ uint64_t DataFiles::free_units() const {
 
 absl::Status DataFiles::Grow(uint32_t units, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish) {
   base::MutexLock lock(grow_mutex_);
-  if (units > segment_units_) {
-    return base::MakeStatus(base::Code::kNoSpace, "put", "longer than a segment");
+  const uint64_t left = limit_units_ - std::min(limit_units_, made_units_);
+  if (units > left || units > segment_units_) {
+    return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
+                            std::to_string(left) + " units are left to grow by, " + std::to_string(units) + " wanted");
   }
+  const auto extend = [&](Segment& segment, uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_) {
+    const uint32_t before = segment.ready;
+    const uint64_t room = std::min<uint64_t>(segment_units_ - before, limit_units_ - made_units_);
+    absl::Status status = Extend(segment, before + static_cast<uint32_t>(std::min(wanted, room)));
+    if (status.ok()) publish([&] { Give(segment, before, segment.ready); });
+    return status;
+  };
   uint32_t number = count_ == 0 ? 0 : count_ - 1;
-  // What is free at the end of the ready part is not counted: a step more does no harm.
-  if (count_ == 0 || segments_[number]->ready > segment_units_ - units) {
-    // The last one gives the rest that it has before the next one begins.
-    if (count_ > 0 && segments_[number]->ready < segment_units_) {
-      Segment& last = *segments_[number];
-      const uint32_t before = last.ready;
-      if (Extend(last, segment_units_).ok()) publish([&] { Give(last, before, last.ready); });
-    }
-    number = count_;
-    if (number >= max_segments_) {
-      return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
-                              "all " + std::to_string(number) + " segments are in use");
-    }
+  if (count_ > 0 && segments_[number]->ready > segment_units_ - units) {
+    // Too short for this run, and made use of before the next one begins.
+    Segment& last = *segments_[number];
+    if (last.ready < segment_units_) return extend(last, segment_units_);
+    ++number;
+  }
+  if (number >= count_) {
+    if (number >= kMaxSegments) return base::MakeStatus(base::Code::kNoSpace, "segments", "all are in use");
     if (absl::Status status = OpenSegment(number, true); !status.ok()) return status;
   }
-  Segment& segment = *segments_[number];
-  const uint32_t before = segment.ready;
-  const uint32_t wanted = std::min(segment_units_, before + std::max(units, grow_units_));
-  absl::Status status = Extend(segment, wanted);
-  if (status.ok()) publish([&] { Give(segment, before, segment.ready); });
-  return status;
+  return extend(*segments_[number], std::max(units, grow_units_));
 }
 
 void DataFiles::Give(Segment& segment, uint32_t first, uint32_t end) {
@@ -180,6 +181,7 @@ absl::Status DataFiles::Extend(Segment& segment, uint32_t ready) {
     result = directory_.os.Truncate(segment.fd, to);
   }
   if (result < 0) return WriteError(directory_, "enlarge", segment.name.c_str(), result);
+  made_units_ += ready - segment.ready;
   segment.ready = ready;
   return absl::OkStatus();
 }

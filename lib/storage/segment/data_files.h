@@ -7,7 +7,8 @@
 //   I1. Units that are free or taken exist in the file: a write to them makes no file longer. Where the file system can
 //       reserve space, it has been reserved.
 //   I2. There are at most kMaxSegments segments, an open descriptor each.
-//   I3. Every read and write of a direct descriptor is of whole units, through memory that is aligned. Where the system
+//   I3. They have `limit_bytes` together, or what they had when the store was opened.
+//   I4. Every read and write of a direct descriptor is of whole units, through memory that is aligned. Where the system
 //       refuses one all the same, all descriptors become buffered ones, and stay so.
 //
 // Thread rule: allocation (Allocate, AllocatePieces, Free, Claim, the counts) one thread at a time, under the caller's
@@ -41,8 +42,9 @@ class DataFiles {
  public:
   using Extents = std::vector<format::Extent>;
 
-  // `directory` outlives this. `max_segments`: how many may be made.
-  DataFiles(const Directory& directory, uint64_t segment_bytes, uint32_t max_segments, uint64_t grow_bytes,
+  // `directory` outlives this. Files grow by `grow_bytes` or more at a time. `io_threads`: how many read and write at
+  // one time.
+  DataFiles(const Directory& directory, uint64_t segment_bytes, uint64_t limit_bytes, uint64_t grow_bytes,
             uint32_t io_threads, bool read_only);
   ~DataFiles();
   // Opens those that are there, 0, 1, 2, ... without a gap.
@@ -96,7 +98,7 @@ class DataFiles {
 
   const Directory& directory_;
   const uint32_t segment_units_;
-  const uint32_t max_segments_;
+  const uint64_t limit_units_;
   const uint32_t grow_units_;
   const bool read_only_;
   BouncePool bounce_;
@@ -104,11 +106,13 @@ class DataFiles {
   // A slot is set once, before count_ goes above it.
   std::array<std::unique_ptr<Segment>, kMaxSegments> segments_;
   std::atomic<uint32_t> count_{0};
+  base::Mutex grow_mutex_;
   uint64_t ready_units_ = 0;
+  // The same, for Grow.
+  uint64_t made_units_ ABSL_GUARDED_BY(grow_mutex_) = 0;
   // Where the last run ended.
   uint32_t last_segment_ = 0;
   uint32_t last_unit_ = 0;
-  base::Mutex grow_mutex_;
   std::atomic<bool> folder_dirty_{false};
   base::Mutex folder_mutex_;
   absl::Status folder_ ABSL_GUARDED_BY(folder_mutex_);
