@@ -6,9 +6,13 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
+#include <optional>
+
+#include "lib/base/checked.h"
 
 namespace kvstrata::core::storage {
 namespace {
@@ -53,11 +57,6 @@ class RealOs : public Os {
   }
   int Truncate(int fd, uint64_t bytes) override {
     return Retry([&] { return ftruncate(fd, static_cast<off_t>(bytes)); });
-  }
-  int SetDirect(int fd, bool direct) override {
-    const int flags = Retry([&] { return fcntl(fd, F_GETFL); });
-    if (flags < 0) return flags;
-    return Retry([&] { return fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT); });
   }
   int Fstat(int fd, struct stat* out) override {
     return Retry([&] { return fstat(fd, out); });
@@ -117,6 +116,14 @@ class RealOs : public Os {
     struct statvfs info {};
     const int result = Retry([&] { return fstatvfs(fd, &info); });
     return result < 0 ? result : static_cast<int64_t>(info.f_frsize);
+  }
+
+  int64_t FreeBytes(int fd) override {
+    struct statvfs info {};
+    const int result = Retry([&] { return fstatvfs(fd, &info); });
+    if (result < 0) return result;
+    const std::optional<uint64_t> bytes = base::CheckedMul<uint64_t>(info.f_bavail, info.f_frsize);
+    return static_cast<int64_t>(std::min<uint64_t>(bytes.value_or(INT64_MAX), INT64_MAX));
   }
 };
 

@@ -160,6 +160,9 @@ class Storage {
 
   // What all records take now, puts in progress and the store's own fixed parts included.
   virtual uint64_t UsedBytes() const = 0;
+  // What puts could still take from the medium that others write to as well: the file system's free bytes. Nothing
+  // where there is no such medium, where it cannot be asked, or where puts take nothing from it.
+  virtual std::optional<uint64_t> FreeBytes() const { return std::nullopt; }
 
   // Refuses new calls from now on and waits until the accepted requests have completed and other calls have returned;
   // kTimeout when they have not after `patience`: they still complete later, and Close may be called again. Closing

@@ -28,8 +28,7 @@ enum class OsCall {
   kLock,
   kBlockBytes,
   kAllocate,
-  kTruncate,
-  kSetDirect
+  kTruncate
 };
 
 class FaultyOs : public core::storage::Os {
@@ -41,6 +40,8 @@ class FaultyOs : public core::storage::Os {
   void FailNothing();
   // Flushes succeed without being done: milliseconds each, and no test here takes the power away.
   void SkipFlushes() { skip_flushes_ = true; }
+  // What the file system has left, or a negative errno, instead of what it says.
+  void ReportFree(std::function<int64_t()> free_bytes) { free_bytes_ = std::move(free_bytes); }
   // At most this many bytes move in one read or write; 0 takes the limit away.
   void LimitTransfers(uint64_t bytes) { transfer_limit_ = bytes; }
 
@@ -57,7 +58,6 @@ class FaultyOs : public core::storage::Os {
   int Fdatasync(int fd) override;
   int Allocate(int fd, uint64_t offset, uint64_t bytes) override;
   int Truncate(int fd, uint64_t bytes) override;
-  int SetDirect(int fd, bool direct) override;
   int Fstat(int fd, struct stat* out) override;
   int StatAt(int directory, const char* path, struct stat* out) override;
   int Fchmod(int fd, mode_t mode) override;
@@ -68,6 +68,7 @@ class FaultyOs : public core::storage::Os {
   int ReadDirectory(int directory, const char* path, absl::FunctionRef<void(std::string_view)> visit) override;
   int LockFile(int fd) override;
   int64_t BlockBytes(int fd) override;
+  int64_t FreeBytes(int fd) override { return free_bytes_ ? free_bytes_() : real_.FreeBytes(fd); }
 
  private:
   // Counts the call; the negative errno that it is to fail with, or 0.
@@ -75,11 +76,12 @@ class FaultyOs : public core::storage::Os {
 
   core::storage::Os& real_ = core::storage::SystemOs();
   std::atomic<uint64_t> calls_{0};
-  std::array<std::atomic<uint64_t>, 16> by_kind_{};
+  std::array<std::atomic<uint64_t>, 15> by_kind_{};
   std::atomic<uint64_t> fail_at_{0};  // in calls_; 0 for never
   std::atomic<bool> fail_after_{false};
   std::atomic<bool> failed_{false};
   std::atomic<uint64_t> transfer_limit_{0};
+  std::function<int64_t()> free_bytes_;
   bool skip_flushes_ = false;
   int error_ = 0;
   std::function<bool(OsCall, const char*)> choose_;

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -41,6 +42,9 @@ class FaultyStorage final : public core::storage::Storage {
   // What the storage says that it can do, instead of what the inner one can. Before it is used.
   void Claim(const core::storage::Capabilities& capabilities) { claimed_ = capabilities; }
 
+  // What is left on the medium, instead of what the inner one says. Before it is used.
+  void ReportFree(std::function<uint64_t()> free_bytes) { free_bytes_ = std::move(free_bytes); }
+
   // Completions come from a thread of their own, in random order.
   void CompleteAtRandom(bool at_random);
   // Completions are withheld until Release.
@@ -66,6 +70,7 @@ class FaultyStorage final : public core::storage::Storage {
     return inner_->StoredBytes(payload_bytes, meta_bytes);
   }
   uint64_t UsedBytes() const override { return inner_->UsedBytes(); }
+  std::optional<uint64_t> FreeBytes() const override { return free_bytes_ ? free_bytes_() : inner_->FreeBytes(); }
   absl::Status Close(std::chrono::nanoseconds patience) override;
 
  private:
@@ -94,6 +99,7 @@ class FaultyStorage final : public core::storage::Storage {
 
   const std::shared_ptr<core::storage::Storage> inner_;
   const bool close_inner_;
+  std::function<uint64_t()> free_bytes_;
   std::optional<core::storage::Capabilities> claimed_;
   mutable core::base::Mutex mutex_;
   core::base::CondVar changed_;
