@@ -9,13 +9,14 @@
 #include "capi/handles.h"
 #include "capi/shim_storage.h"
 #include "capi/struct_reader.h"
+#include "lib/storage/file.h"
 #include "lib/storage/memory.h"
-#include "lib/storage/segment/segment_storage.h"
 
 namespace kvstrata::capi {
 namespace {
 
 namespace plan = kvstrata::core::plan;
+namespace trie = kvstrata::core::trie;
 
 constexpr uint64_t kDefaultCloseMs = 30'000;
 
@@ -43,14 +44,31 @@ absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cac
     memory.capacity_bytes = options.capacity_bytes > UINT64_MAX / 2 ? UINT64_MAX : options.capacity_bytes * 2;
     return std::shared_ptr<storage::Storage>(std::make_shared<storage::MemoryStorage>(memory));
   }
-  storage::SegmentOptions segment;
-  segment.path = options.path;
-  segment.read_only = read_only;
-  segment.capacity_bytes = options.capacity_bytes;
-  if (options.io_threads != 0) segment.io_threads = options.io_threads;
-  absl::StatusOr<std::unique_ptr<storage::SegmentStorage>> opened = storage::SegmentStorage::Open(segment);
+  storage::FileOptions file;
+  file.path = options.path;
+  file.read_only = read_only;
+  if (options.io_threads != 0) file.io_threads = options.io_threads;
+  absl::StatusOr<std::unique_ptr<storage::FileStorage>> opened = storage::FileStorage::Open(file);
   if (!opened.ok()) return opened.status();
   return std::shared_ptr<storage::Storage>(*std::move(opened));
+}
+
+// What decides who stays and who comes.
+absl::Status ReadSpaceOptions(const kvstrata_cache_options& options, engine::CacheOptions* cache) {
+  switch (options.eviction_policy) {
+    case KVSTRATA_EVICT_LRU: cache->eviction_policy = trie::EvictionPolicy::kLru; break;
+    case KVSTRATA_EVICT_FREQUENCY: cache->eviction_policy = trie::EvictionPolicy::kFrequency; break;
+    default: return base::InvalidArgument("options.eviction_policy", std::to_string(options.eviction_policy));
+  }
+  if (options.admission != KVSTRATA_ADMIT_ALWAYS && options.admission != KVSTRATA_ADMIT_SECOND_SIGHT) {
+    return base::InvalidArgument("options.admission", std::to_string(options.admission));
+  }
+  cache->second_sight = options.admission == KVSTRATA_ADMIT_SECOND_SIGHT;
+  cache->high_percent = options.high_percent;
+  cache->low_percent = options.low_percent;
+  cache->ghost_bytes = options.ghost_bytes;
+  cache->keep_free_bytes = options.keep_free_bytes;
+  return absl::OkStatus();
 }
 
 absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out) {
@@ -76,6 +94,7 @@ absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out
   cache.io_timeout_ms = options->io_timeout_ms;
   cache.threads = options->io_threads;
   cache.max_blocks = options->max_blocks;
+  if (absl::Status status = ReadSpaceOptions(*options, &cache); !status.ok()) return status;
   if (options->allocator != nullptr) {
     absl::StatusOr<std::shared_ptr<CallerAllocator>> allocator = CallerAllocator::Create(options->allocator);
     if (!allocator.ok()) return allocator.status();

@@ -11,6 +11,17 @@
 namespace kvstrata::capi {
 namespace {
 
+namespace trie = kvstrata::core::trie;
+
+absl::StatusOr<trie::Priority> ReadPriority(int32_t priority) {
+  switch (priority) {
+    case KVSTRATA_PRIORITY_NORMAL: return trie::Priority::kNormal;
+    case KVSTRATA_PRIORITY_LOW: return trie::Priority::kLow;
+    case KVSTRATA_PRIORITY_HIGH: return trie::Priority::kHigh;
+    default: return base::InvalidArgument("options.priority", std::to_string(priority));
+  }
+}
+
 absl::Status OpenWriter(kvstrata_namespace* name_space, const kvstrata_match* match,
                         const kvstrata_writer_options* given, kvstrata_writer** out) {
   if (name_space == nullptr) return base::InvalidArgument("name_space", "NULL");
@@ -20,7 +31,11 @@ absl::Status OpenWriter(kvstrata_namespace* name_space, const kvstrata_match* ma
   constexpr uint32_t kKnown = KVSTRATA_WRITER_NO_ADMIT | KVSTRATA_WRITER_NO_SNAPSHOTS | KVSTRATA_WRITER_ADMIT_INEXACT;
   if ((options->flags & ~kKnown) != 0) return base::InvalidArgument("options.flags", std::to_string(options->flags));
   if (options->reserved0 != 0) return base::InvalidArgument("options.reserved0", "not zero");
+  const absl::StatusOr<trie::Priority> priority = ReadPriority(options->priority);
+  if (!priority.ok()) return priority.status();
   engine::WriterOptions writer;
+  writer.priority = *priority;
+  writer.ttl_seconds = options->ttl_seconds;
   writer.no_admit = (options->flags & KVSTRATA_WRITER_NO_ADMIT) != 0;
   writer.no_snapshots = (options->flags & KVSTRATA_WRITER_NO_SNAPSHOTS) != 0;
   writer.admit_inexact = (options->flags & KVSTRATA_WRITER_ADMIT_INEXACT) != 0;

@@ -445,6 +445,22 @@ enum {
   KVSTRATA_CACHE_READ_ONLY = 1 /* open what is there, write nothing; several may be open                           */
 };
 
+/* Which block goes when room is needed. Always one that no stored block hangs on and no lease holds, so that nothing
+ * stored is ever out of reach, and one that has expired before any other. */
+enum {
+  KVSTRATA_EVICT_LRU = 0,      /* the least recently used                                                            */
+  KVSTRATA_EVICT_FREQUENCY = 1 /* what was used n times stays 1 + log2(n) times as long as what was used once, and the
+                                  longer the more tokens a byte it holds; uses are remembered for a while after a
+                                  block has gone (ghost_bytes)                                                       */
+};
+
+/* Which blocks are stored. */
+enum {
+  KVSTRATA_ADMIT_ALWAYS = 0,
+  KVSTRATA_ADMIT_SECOND_SIGHT = 1 /* a block that an earlier writer has already asked to store, or that was evicted not
+                                     long ago (ghost_bytes); what is used once is never written                      */
+};
+
 typedef struct kvstrata_cache_options {
   uint32_t struct_size;
   uint32_t flags;
@@ -459,8 +475,16 @@ typedef struct kvstrata_cache_options {
   uint64_t lease_bytes;                /* bound of what leases pin; 0 = half of capacity_bytes                      */
   uint64_t lease_ms;                   /* default lifetime of a lease; 0 = 60,000                                   */
   uint64_t io_timeout_ms;              /* a read that takes longer is a miss; 0 = 30,000                            */
-  uint32_t io_threads;                 /* of the store at `path` (0 = 8) and of restores (0 = 2); at most 64        */
+  uint32_t io_threads;                 /* threads of the file backend, and of restores; 0 = 2; at most 64           */
   uint32_t max_blocks;                 /* bound of the index; 0 = 16 Mi blocks                                      */
+  int32_t eviction_policy;             /* KVSTRATA_EVICT_*                                                          */
+  int32_t admission;                   /* KVSTRATA_ADMIT_*                                                          */
+  uint32_t high_percent;               /* of capacity_bytes: a put that would pass it evicts first; 0 = 100         */
+  uint32_t low_percent;                /* ... down to this and no further; 0 = high_percent: just what is needed    */
+  uint64_t ghost_bytes;                /* memory for keys of blocks that are not there, 8 bytes each; 0 = 4 MiB, and
+                                          none where neither policy nor admission needs them                        */
+  uint64_t keep_free_bytes;            /* of the file system: a put that would leave less evicts as much as is missing,
+                                          and is dropped where that does not help; 0 = no floor                     */
 } kvstrata_cache_options;
 
 /* Opens or makes a store and rebuilds its index; payload is not read. On failure nothing is kept. */
@@ -514,6 +538,8 @@ typedef struct kvstrata_stats {
   uint64_t skipped_corrupt, skipped_orphans, skipped_foreign, skipped_too_new; /* records not taken by open          */
   uint64_t foreign_layout_bytes; /* gauge: bytes of stored namespaces that no open handle uses                       */
   uint64_t inexact_dropped; /* of the dropped blocks and snapshots: not exact, see KVSTRATA_WRITER_ADMIT_INEXACT      */
+  uint64_t blocks_expired;      /* of the evicted ones: their time to live was over                                  */
+  uint64_t blocks_not_admitted; /* not stored: seen for the first time, see KVSTRATA_ADMIT_SECOND_SIGHT              */
 } kvstrata_stats;
 
 KVSTRATA_API kvstrata_status kvstrata_cache_stats(kvstrata_cache* cache, kvstrata_stats* out, kvstrata_error* error);
@@ -836,6 +862,13 @@ enum {
   KVSTRATA_WRITER_ADMIT_INEXACT = 4
 };
 
+/* How long a block stays when it is not used, against what others stay. */
+enum {
+  KVSTRATA_PRIORITY_NORMAL = 0,
+  KVSTRATA_PRIORITY_LOW = 1, /* a quarter                                                                            */
+  KVSTRATA_PRIORITY_HIGH = 2 /* four times                                                                           */
+};
+
 typedef struct kvstrata_writer_options {
   uint32_t struct_size;
   uint32_t flags;
@@ -847,6 +880,10 @@ typedef struct kvstrata_writer_options {
   void* stream;              /* the device's stream for device sources                                              */
   const kvstrata_plan* plan; /* the restore that brought the rows: the writer starts at its result's usable_tokens, be
                                 that 0; excludes start_tokens. KVSTRATA_E_INVALID_STATE before the plan has ended   */
+  int32_t priority;          /* KVSTRATA_PRIORITY_* of the blocks stored; those found keep theirs if it is higher   */
+  uint32_t ttl_seconds;      /* blocks stored are misses after it, those found live at least as long, and none outlives
+                                the block before it; snapshots go with their block. Not kept when the store is closed;
+                                0 = for ever                                                                        */
 } kvstrata_writer_options;
 
 /* A writer for one sequence. With a match or a plan, it continues (or forks from) their prompt at start_tokens or at

@@ -100,6 +100,11 @@ using verify_info = kvstrata_verify_info;
 using namespace_info = kvstrata_namespace_info;
 using match_info = kvstrata_match_info;
 
+/// Which block goes when room is needed; c_api.h section 7.
+enum class eviction_policy : std::int32_t { lru = KVSTRATA_EVICT_LRU, frequency = KVSTRATA_EVICT_FREQUENCY };
+/// Which blocks are stored.
+enum class admission : std::int32_t { always = KVSTRATA_ADMIT_ALWAYS, second_sight = KVSTRATA_ADMIT_SECOND_SIGHT };
+
 struct cache_options {
   std::string path;                  ///< a directory, made when missing (with those above it); empty: in memory
   std::uint64_t capacity_bytes = 0;  ///< hard bound of stored bytes, headers included; required unless read_only
@@ -111,8 +116,14 @@ struct cache_options {
   std::uint32_t io_threads = 0;      ///< 0 = 2; at most 64
   std::uint32_t max_blocks = 0;      ///< bound of the index; 0 = 16 Mi
   bool read_only = false;            ///< open what is there, write nothing
-  const kvstrata_storage* storage = nullptr;      ///< a C storage; excludes path. C++ classes: storage_adapter
-  const kvstrata_device* device = nullptr;        ///< for buffers in device memory
+  eviction_policy eviction = eviction_policy::lru;
+  admission admit = admission::always;
+  std::uint32_t high_percent = 0;             ///< of capacity_bytes: a put that would pass it evicts first; 0 = 100
+  std::uint32_t low_percent = 0;              ///< ... down to this; 0 = high_percent
+  std::uint64_t ghost_bytes = 0;              ///< memory for keys of blocks that are not there; 0 = 4 MiB where needed
+  std::uint64_t keep_free_bytes = 0;          ///< of the file system; 0 = no floor
+  const kvstrata_storage* storage = nullptr;  ///< a C storage; excludes path. C++ classes: storage_adapter
+  const kvstrata_device* device = nullptr;    ///< for buffers in device memory
   const kvstrata_allocator* allocator = nullptr;  ///< staging memory; must outlive every handle of the cache
 
   kvstrata_cache_options to_c() const noexcept {
@@ -130,6 +141,12 @@ struct cache_options {
     out.io_timeout_ms = io_timeout_ms;
     out.io_threads = io_threads;
     out.max_blocks = max_blocks;
+    out.eviction_policy = static_cast<std::int32_t>(eviction);
+    out.admission = static_cast<std::int32_t>(admit);
+    out.high_percent = high_percent;
+    out.low_percent = low_percent;
+    out.ghost_bytes = ghost_bytes;
+    out.keep_free_bytes = keep_free_bytes;
     return out;
   }
 };

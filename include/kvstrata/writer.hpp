@@ -21,6 +21,13 @@ inline namespace v1 {
 
 using commit_info = kvstrata_commit_info;
 
+/// How long a block stays when it is not used: a quarter of, as long as, or four times what others stay.
+enum class priority : std::int32_t {
+  normal = KVSTRATA_PRIORITY_NORMAL,
+  low = KVSTRATA_PRIORITY_LOW,
+  high = KVSTRATA_PRIORITY_HIGH
+};
+
 struct writer_options {
   bool no_admit = false;  ///< keeps the chain but stores nothing new
   bool no_snapshots = false;
@@ -32,6 +39,8 @@ struct writer_options {
   void* stream = nullptr;     ///< the device's stream for device sources
   /// The restore that brought the rows, when it has ended: the writer starts at its result, be that 0.
   const restore_plan* restored = nullptr;
+  priority keep = priority::normal;
+  std::uint32_t ttl_seconds = 0;  ///< blocks are misses after it; 0 = for ever
 
   kvstrata_writer_options to_c() const noexcept {
     auto out = detail::sized<kvstrata_writer_options>();
@@ -43,6 +52,8 @@ struct writer_options {
     out.wait_ms = wait_ms;
     out.stream = stream;
     out.plan = restored != nullptr ? restored->get() : nullptr;
+    out.priority = static_cast<std::int32_t>(keep);
+    out.ttl_seconds = ttl_seconds;
     return out;
   }
 };

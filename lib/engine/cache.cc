@@ -31,6 +31,11 @@ CacheOptions WithDefaults(CacheOptions options) {
   fill(&options.io_timeout_ms, uint64_t{30'000});
   fill(&options.threads, 2u);
   fill(&options.max_blocks, 16u << 20);
+  fill(&options.high_percent, 100u);
+  fill(&options.low_percent, options.high_percent);
+  // Half a million keys: twice the blocks of 120 GB of DeepSeek-V4-Flash at 450 KB each.
+  fill(&options.ghost_bytes, uint64_t{4} << 20);
+  if (options.eviction_policy == trie::EvictionPolicy::kLru && !options.second_sight) options.ghost_bytes = 0;
   if (options.allocator == nullptr) options.allocator = &DefaultAllocator();
   if (options.clock == nullptr) options.clock = &base::SystemClock();
   if (options.random == nullptr) options.random = &base::SystemRandom();
@@ -48,6 +53,17 @@ absl::Status CheckOptions(const CacheOptions& options) {
   // A restore reads a record's head, then single slices of it.
   if (!options.storage->capabilities().range_reads) {
     return base::MakeStatus(base::Code::kUnsupported, "storage.range_reads", "false: parts of a record are read");
+  }
+  if (options.high_percent > 100) {
+    return base::InvalidArgument("high_percent", std::to_string(options.high_percent) + " > 100");
+  }
+  const uint32_t high = options.high_percent == 0 ? 100 : options.high_percent;
+  if (options.low_percent > high) {
+    return base::InvalidArgument("low_percent",
+                                 std::to_string(options.low_percent) + " > high_percent " + std::to_string(high));
+  }
+  if (options.keep_free_bytes > 0 && !options.read_only && !options.storage->FreeBytes().has_value()) {
+    return base::MakeStatus(base::Code::kUnsupported, "keep_free_bytes", "this storage cannot tell what is free");
   }
   if (options.threads > 64) return base::InvalidArgument("io_threads", std::to_string(options.threads) + " > 64");
   return absl::OkStatus();
@@ -77,7 +93,9 @@ struct SmallPut {
 Cache::Cache(CacheOptions options)
     : options_(WithDefaults(std::move(options))),
       owner_(getpid()),
-      staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get())) {}
+      staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get())),
+      order_(std::make_shared<trie::EvictionOrder>(options_.eviction_policy)),
+      ghosts_(options_.ghost_bytes) {}
 
 absl::StatusOr<std::shared_ptr<Cache>> Cache::Open(CacheOptions options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
@@ -197,6 +215,7 @@ Stats Cache::stats() {
     out.index_bytes += space->trie.MemoryBytes() + space->snapshots.MemoryBytes();
     if (space->handles == 0) out.foreign_layout_bytes += space->trie.bytes() + space->snapshots.bytes();
   }
+  out.index_bytes += ghosts_.MemoryBytes();
   const StagingPool::Usage usage = staging_->usage();
   out.staging_bytes = usage.used;
   out.staging_peak_bytes = usage.peak;

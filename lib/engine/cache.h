@@ -53,6 +53,8 @@
 #include "lib/plan/planner.h"
 #include "lib/plan/snapshot_policy.h"
 #include "lib/storage/storage.h"
+#include "lib/trie/eviction.h"
+#include "lib/trie/ghost_table.h"
 #include "lib/trie/snapshot_index.h"
 #include "lib/trie/trie.h"
 
@@ -74,6 +76,12 @@ struct CacheOptions {
   uint64_t io_timeout_ms = 0;          // 0: 30,000
   uint32_t threads = 0;                // 0: 2
   uint32_t max_blocks = 0;             // 0: 16 Mi
+  trie::EvictionPolicy eviction_policy = trie::EvictionPolicy::kLru;
+  bool second_sight = false;           // a block is stored when its key has been seen before
+  uint32_t high_percent = 0;           // of capacity_bytes; 0: 100
+  uint32_t low_percent = 0;            // 0: high_percent
+  uint64_t ghost_bytes = 0;            // 0: 4 MiB, where the policy or the admission needs them
+  uint64_t keep_free_bytes = 0;        // of the storage's medium
   const base::Clock* clock = nullptr;  // null: SystemClock()
   base::Random* random = nullptr;      // null: SystemRandom()
   std::shared_ptr<void> keep_alive;    // whatever must live as long as the cache (its allocator)
@@ -173,6 +181,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   Stats& counters() { return stats_; }           // locked
   uint64_t NextTick() { return ++tick_; }        // locked
   uint64_t NowNs() const { return options_.clock->MonotonicNs(); }
+  uint32_t NowSeconds() const;                    // wall time: the tries' unit of expiry
+  trie::GhostTable& ghosts() { return ghosts_; }  // locked
   double measured_bytes_per_second() const { return read_rate_; }  // locked
   void RecordRead(uint64_t bytes, double seconds);                 // locked
 
@@ -231,15 +241,32 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void FailPut(Put& put, std::vector<Removal>* removals);
   void FinishOpenPut(Put& put);
 
-  bool Fits(RecordClass record_class, uint64_t bytes) const;
+  // How far one reservation is in making room for itself.
+  struct MakingRoom {
+    bool draining = false;                 // the high watermark was passed: down to the low one
+    std::optional<uint64_t> floor_budget;  // bytes that it may still evict to keep the medium's floor
+  };
+  absl::StatusOr<bool> TryReserve(RecordClass record_class, uint64_t bytes, std::optional<uint64_t> free,
+                                  MakingRoom* room, std::vector<Removal>* removals);
+  trie::TrieOptions OptionsOfTrie(const layout::Layout& layout) const;
+  bool Fits(RecordClass record_class, uint64_t bytes, uint64_t leaving_bytes) const;
+  uint64_t MissingFree(std::optional<uint64_t> free, uint64_t bytes) const;
+  bool EvictBytes(RecordClass record_class, uint64_t bytes, uint64_t goal, std::vector<Removal>* removals);
   bool EvictOne(RecordClass record_class, uint64_t bytes, std::vector<Removal>* removals);
+  bool EvictExpired(std::vector<Removal>* removals);
   bool EvictBlock(std::vector<Removal>* removals);
+  void CountAsEvicted(uint64_t blocks_removed_before, uint64_t snapshots_removed_before);
+  void ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std::vector<Removal>* removals);
+  void ForgetSnapshot(NameSpace& name_space, const base::BlockDigest& boundary, const trie::SnapshotInfo& snapshot,
+                      std::vector<Removal>* removals);
   bool EvictSnapshot(std::vector<Removal>* removals);
   void CountRemoval(RecordClass record_class, const storage::Key& key, uint64_t bytes, std::vector<Removal>* removals);
   void ReleaseLease(Lease* lease);
   void ExpireLeases();
   uint64_t LeasedBytes() const;
   uint64_t HeldBytes() const;
+  uint64_t LeavingBytes() const { return removing_row_bytes_ + removing_snapshot_bytes_; }
+  uint64_t PercentOfCapacity(uint32_t percent) const;
   uint64_t BlockCount() const;
   void VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info);
   void DetachByMeta(const format::RecordMeta& meta, std::vector<Removal>* removals);
@@ -261,6 +288,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::flat_hash_set<storage::Key> removing_;
   std::list<std::shared_ptr<Lease>> leases_;
   EventRing events_;
+  const std::shared_ptr<trie::EvictionOrder> order_;  // of all tries; a match's namespace may outlive the cache
+  trie::GhostTable ghosts_;
   Stats stats_;
   uint64_t tick_ = 0;
   uint64_t next_sequence_ = 0;

@@ -108,7 +108,7 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   base::MutexLock lock(cache->mutex());
   state->life = space.life;
   trie::MatchResult found{space.trie.root(), 0};
-  if (!space.dropping) found = space.trie.Match(keys, max_blocks);
+  if (!space.dropping) found = space.trie.Match(keys, max_blocks, cache->NowSeconds());
   FillBlocks(space, found.node, state.get());
   FillSnapshots(space, found.node, state.get());
   if (state->options.storage_bytes_per_second == 0) {

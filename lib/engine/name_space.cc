@@ -101,8 +101,8 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::OpenNamespace(layout::Identity
   *existed = false;
   const absl::StatusOr<format::NamespaceId> life = NewLife();
   if (!life.ok()) return life.status();
-  space =
-      std::make_shared<NameSpace>(std::move(identity), std::move(layout), root, trie::TrieOptions{options_.max_blocks});
+  const trie::TrieOptions trie_options = OptionsOfTrie(layout);
+  space = std::make_shared<NameSpace>(std::move(identity), std::move(layout), root, trie_options);
   space->life = *life;
   if (!options_.read_only) {
     if (absl::Status status = WriteNamespaceRecord(*space, *life); !status.ok()) return status;

@@ -82,8 +82,9 @@ bool Cache::EnterIndex(Put& put) {
     const std::optional<trie::NodeRef> parent =
         depth == 1 ? std::optional(space.trie.root()) : space.trie.Find(put.identity.parent);
     if (!parent.has_value()) return false;
-    const auto inserted =
-        space.trie.Insert(*parent, put.identity.key, put.identity.sequence, put.stored_bytes, NextTick());
+    const trie::BlockWorth worth{put.priority, ghosts_.Recall(put.identity.key).value_or(0)};
+    const auto inserted = space.trie.Insert(*parent, put.identity.key, put.identity.sequence, put.stored_bytes,
+                                            NextTick(), put.expires_at, worth);
     if (!inserted.ok() || !inserted->inserted) return false;
     pending_row_bytes_ -= put.stored_bytes;
     row_bytes_ += put.stored_bytes;

@@ -37,6 +37,8 @@ struct Put {
   storage::Key key;
   RecordClass record_class = RecordClass::kRows;
   uint64_t stored_bytes = 0;
+  trie::Priority priority = trie::Priority::kNormal;
+  uint32_t expires_at = 0;  // 0: never
   // The put of the parent block (of a snapshot: its boundary block), when that was on its way too; else it is pinned
   // in the index until this put is resolved.
   std::shared_ptr<Put> parent;

@@ -140,8 +140,8 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::Re
   if (!parts.ok()) return parts.status();
   const base::BlockDigest root = base::RootDigest(base::AsBytes(*plain));
   if (root != meta.identity.key) return base::Corrupt("namespace", "is not the one of its key");
-  auto space = std::make_shared<NameSpace>(std::move(parts->first), std::move(parts->second), root,
-                                           trie::TrieOptions{options_.max_blocks});
+  const trie::TrieOptions trie_options = OptionsOfTrie(parts->second);
+  auto space = std::make_shared<NameSpace>(std::move(parts->first), std::move(parts->second), root, trie_options);
   space->life = meta.identity.name_space;
   return space;
 }

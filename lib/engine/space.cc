@@ -3,6 +3,10 @@
 //
 // Rows may use all of the capacity that snapshots do not use; snapshots have a bound of their own inside it, and may
 // push out rows only below that bound. So window churn can never cost more rows than the snapshot share.
+//
+// Room is made by whoever needs it. With watermarks, the put that does not fit below the high one evicts down to the
+// low one and no further; without, just what it needs. The medium's floor (keep_free_bytes) is asked for before each
+// put.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -12,6 +16,25 @@
 #include "lib/engine/put.h"
 
 namespace kvstrata::core::engine {
+namespace {
+
+// Evicted under one hold of the lock: lookups wait for tens of microseconds at most.
+constexpr int kEvictionBatch = 64;
+constexpr uint64_t kSweepSlots = 16'384;
+
+}  // namespace
+
+trie::TrieOptions Cache::OptionsOfTrie(const layout::Layout& layout) const {
+  trie::TrieOptions options;
+  options.max_blocks = options_.max_blocks;
+  options.order = order_;
+  options.block_cost = layout.block_tokens();
+  return options;
+}
+
+uint32_t Cache::NowSeconds() const {
+  return static_cast<uint32_t>(std::min<uint64_t>(options_.clock->WallNs() / 1'000'000'000, UINT32_MAX - 1));
+}
 
 uint64_t Cache::HeldBytes() const {
   return row_bytes_ + snapshot_bytes_ + removing_row_bytes_ + removing_snapshot_bytes_ + other_bytes_;
@@ -23,31 +46,48 @@ uint64_t Cache::BlockCount() const {
   return count;
 }
 
-bool Cache::Fits(RecordClass record_class, uint64_t bytes) const {
-  const uint64_t total = HeldBytes() + pending_row_bytes_ + pending_snapshot_bytes_;
-  if (total > options_.capacity_bytes || bytes > options_.capacity_bytes - total) return false;
+uint64_t Cache::PercentOfCapacity(uint32_t percent) const {
+  return options_.capacity_bytes / 100 * percent + options_.capacity_bytes % 100 * percent / 100;
+}
+
+// Below the high watermark, when `leaving_bytes` of what is being removed have gone.
+bool Cache::Fits(RecordClass record_class, uint64_t bytes, uint64_t leaving_bytes) const {
+  const uint64_t total = HeldBytes() + pending_row_bytes_ + pending_snapshot_bytes_ - leaving_bytes;
+  const uint64_t most = PercentOfCapacity(options_.high_percent);
+  if (total > most || bytes > most - total) return false;
   if (record_class == RecordClass::kRows) return BlockCount() + puts_.size() < options_.max_blocks;
-  const uint64_t snapshots = snapshot_bytes_ + pending_snapshot_bytes_ + removing_snapshot_bytes_;
+  const uint64_t snapshots =
+      snapshot_bytes_ + pending_snapshot_bytes_ + (leaving_bytes > 0 ? 0 : removing_snapshot_bytes_);
   return snapshots <= options_.snapshot_bytes && bytes <= options_.snapshot_bytes - snapshots;
 }
 
+// How much must be removed before a put of `bytes` leaves the medium what it is to keep. What is on its way has not
+// taken its place yet, or is taking it just now.
+uint64_t Cache::MissingFree(std::optional<uint64_t> free, uint64_t bytes) const {
+  if (!free.has_value()) return 0;
+  const uint64_t wanted = options_.keep_free_bytes + pending_row_bytes_ + pending_snapshot_bytes_ + bytes;
+  return wanted > *free ? wanted - *free : 0;
+}
+
 absl::Status Cache::Reserve(RecordClass record_class, uint64_t bytes, std::chrono::steady_clock::time_point deadline) {
-  const uint64_t bound = record_class == RecordClass::kSnapshot ? options_.snapshot_bytes : options_.capacity_bytes;
+  const bool snapshot = record_class == RecordClass::kSnapshot;
+  const uint64_t most = PercentOfCapacity(options_.high_percent);
+  const uint64_t bound = snapshot ? std::min(options_.snapshot_bytes, most) : most;
   if (bytes > bound) {
-    return base::MakeStatus(base::Code::kTooLarge,
-                            record_class == RecordClass::kSnapshot ? "snapshot_bytes" : "capacity_bytes",
+    return base::MakeStatus(base::Code::kTooLarge, snapshot ? "snapshot_bytes" : "capacity_bytes",
                             "one record of " + std::to_string(bytes) + " bytes, the bound is " + std::to_string(bound));
   }
+  MakingRoom room;
   while (true) {
+    std::optional<uint64_t> free;
+    if (options_.keep_free_bytes > 0) free = options_.storage->FreeBytes();
     std::vector<Removal> removals;
     {
       base::MutexLock lock(mutex_);
       if (closed_) return base::MakeStatus(base::Code::kInvalidState, "cache", "closed");
-      if (Fits(record_class, bytes)) {
-        (record_class == RecordClass::kSnapshot ? pending_snapshot_bytes_ : pending_row_bytes_) += bytes;
-        return absl::OkStatus();
-      }
-      if (!EvictOne(record_class, bytes, &removals)) {
+      const absl::StatusOr<bool> reserved = TryReserve(record_class, bytes, free, &room, &removals);
+      if (!reserved.ok() || *reserved) return reserved.status();
+      if (removals.empty()) {
         // Space that others are freeing, and puts that can be evicted once they have ended, may still make room.
         const bool hope = !removing_.empty() || !puts_.empty();
         if (!hope || !changed_.WaitUntil(mutex_, deadline)) {
@@ -59,9 +99,50 @@ absl::Status Cache::Reserve(RecordClass record_class, uint64_t bytes, std::chron
   }
 }
 
+// True: counted as pending. False: try again after the removals, or when something has changed if there are none.
+absl::StatusOr<bool> Cache::TryReserve(RecordClass record_class, uint64_t bytes, std::optional<uint64_t> free,
+                                       MakingRoom* room, std::vector<Removal>* removals) {
+  const uint64_t live = HeldBytes() - LeavingBytes() + pending_row_bytes_ + pending_snapshot_bytes_ + bytes;
+  room->draining = room->draining || live > PercentOfCapacity(options_.high_percent);
+  const uint64_t low = PercentOfCapacity(options_.low_percent);
+  const uint64_t above_low = room->draining && live > low ? live - low : 0;
+  const uint64_t missing = MissingFree(free, bytes);
+  if (missing > 0 && !room->floor_budget.has_value()) room->floor_budget = missing;
+  const uint64_t for_floor = std::min(missing, room->floor_budget.value_or(0));
+  if (missing > 0 && for_floor == 0) {
+    return base::MakeStatus(base::Code::kNoSpace, "keep_free_bytes",
+                            std::to_string(missing) + " bytes of the floor are missing");
+  }
+  const bool fits = missing == 0 && Fits(record_class, bytes, 0);
+  const auto reserve = [&] {
+    (record_class == RecordClass::kSnapshot ? pending_snapshot_bytes_ : pending_row_bytes_) += bytes;
+    return true;
+  };
+  if (fits && above_low == 0) return reserve();
+  // Where what is leaving makes room enough, evicting more would only overshoot.
+  if (above_low == 0 && missing == 0 && Fits(record_class, bytes, LeavingBytes())) return false;
+  const bool evicted = EvictBytes(record_class, bytes, std::max(above_low, for_floor), removals);
+  for (const Removal& removal : *removals) {
+    if (room->floor_budget.has_value()) *room->floor_budget -= std::min(*room->floor_budget, removal.bytes);
+  }
+  // What is left above the low watermark is leased.
+  if (!evicted && fits) return reserve();
+  return false;
+}
+
 void Cache::Unreserve(RecordClass record_class, uint64_t bytes) {
   (record_class == RecordClass::kSnapshot ? pending_snapshot_bytes_ : pending_row_bytes_) -= bytes;
   changed_.NotifyAll();
+}
+
+// At least one record, and more until `goal` bytes are leaving. False: nothing can be evicted.
+bool Cache::EvictBytes(RecordClass record_class, uint64_t bytes, uint64_t goal, std::vector<Removal>* removals) {
+  const uint64_t leaving_before = LeavingBytes();
+  for (int i = 0; i < kEvictionBatch; ++i) {
+    if (!EvictOne(record_class, bytes, removals)) break;
+    if (LeavingBytes() - leaving_before >= goal) break;
+  }
+  return !removals->empty();
 }
 
 // For a snapshot of `bytes`: within the snapshots' own share it is rows that give way, beyond it another snapshot.
@@ -71,11 +152,35 @@ bool Cache::EvictOne(RecordClass record_class, uint64_t bytes, std::vector<Remov
   for (const bool after_expiry : {false, true}) {
     if (after_expiry) ExpireLeases();
     if (record_class == RecordClass::kRows || in_share) {
-      if (EvictBlock(removals)) return true;
+      if (EvictExpired(removals) || EvictBlock(removals)) return true;
     }
     if (record_class == RecordClass::kSnapshot && EvictSnapshot(removals)) return true;
   }
   return false;
+}
+
+// What has expired goes before anything else. Looks at a bounded number of blocks: in a store with more, an expired one
+// may be found some evictions later.
+bool Cache::EvictExpired(std::vector<Removal>* removals) {
+  const uint32_t now = NowSeconds();
+  const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
+  uint64_t removed = 0;
+  for (const auto& [root, space] : namespaces_) {
+    NameSpace& name_space = *space;
+    removed += name_space.trie.SweepExpired(
+        now, kSweepSlots, [&](const trie::BlockInfo& block) { ForgetBlock(name_space, block, removals); });
+  }
+  stats_.blocks_expired += removed;
+  CountAsEvicted(blocks_before, snapshots_before);
+  return removed > 0;
+}
+
+// ForgetBlock counts what goes as removed: an eviction is counted apart.
+void Cache::CountAsEvicted(uint64_t blocks_removed_before, uint64_t snapshots_removed_before) {
+  stats_.blocks_evicted += stats_.blocks_removed - blocks_removed_before;
+  stats_.blocks_removed = blocks_removed_before;
+  stats_.snapshots_evicted += stats_.snapshots_removed - snapshots_removed_before;
+  stats_.snapshots_removed = snapshots_removed_before;
 }
 
 bool Cache::EvictBlock(std::vector<Removal>* removals) {
@@ -92,12 +197,11 @@ bool Cache::EvictBlock(std::vector<Removal>* removals) {
     }
   }
   if (coldest_space == nullptr) return false;
-  stats_.blocks_evicted += 1;
-  stats_.blocks_removed -= 1;  // DetachBlock counts it as removed: an eviction is counted apart
-  const uint64_t removed_before = stats_.snapshots_removed;
+  order_->Evicted(coldest.heat, tick_);
+  ghosts_.Remember(coldest.key, coldest.frequency + 1);
+  const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
   DetachBlock(*coldest_space, coldest.node, removals);
-  stats_.snapshots_evicted += stats_.snapshots_removed - removed_before;
-  stats_.snapshots_removed = removed_before;
+  CountAsEvicted(blocks_before, snapshots_before);
   return true;
 }
 
@@ -134,28 +238,35 @@ void Cache::CountRemoval(RecordClass record_class, const storage::Key& key, uint
   removals->push_back({key, bytes, record_class});
 }
 
+void Cache::ForgetSnapshot(NameSpace& name_space, const base::BlockDigest& boundary, const trie::SnapshotInfo& snapshot,
+                           std::vector<Removal>* removals) {
+  const base::BlockDigest key = format::SnapshotKey(boundary, snapshot.position, snapshot.tail_digest);
+  CountRemoval(RecordClass::kSnapshot, {format::MakeRecordKey(format::RecordKind::kSnapshot, key)}, snapshot.bytes,
+               removals);
+  stats_.snapshots_removed += 1;
+  events_.Add({EventKind::kSnapshotRemoved, 0, name_space.life, boundary.digest, snapshot.position, snapshot.bytes});
+}
+
+// A block that has left the trie leaves the storage, too, with its snapshots.
+void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std::vector<Removal>* removals) {
+  name_space.snapshots.RemoveAt(block.node, [&](const trie::SnapshotInfo& snapshot) {
+    ForgetSnapshot(name_space, block.key, snapshot, removals);
+  });
+  CountRemoval(RecordClass::kRows, {format::MakeRecordKey(format::RecordKind::kBlock, block.key)}, block.bytes,
+               removals);
+  stats_.blocks_removed += 1;
+  events_.Add(
+      {EventKind::kBlockRemoved, 0, name_space.life, block.key.digest, name_space.BlockEnd(block.depth), block.bytes});
+}
+
 void Cache::DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals) {
-  const auto on_snapshot = [&](const base::BlockDigest& boundary, const trie::SnapshotInfo& snapshot) {
-    const base::BlockDigest key = format::SnapshotKey(boundary, snapshot.position, snapshot.tail_digest);
-    CountRemoval(RecordClass::kSnapshot, {format::MakeRecordKey(format::RecordKind::kSnapshot, key)}, snapshot.bytes,
-                 removals);
-    stats_.snapshots_removed += 1;
-    events_.Add({EventKind::kSnapshotRemoved, 0, name_space.life, boundary.digest, snapshot.position, snapshot.bytes});
-  };
-  const auto on_block = [&](const trie::BlockInfo& block) {
-    name_space.snapshots.RemoveAt(block.node,
-                                  [&](const trie::SnapshotInfo& snapshot) { on_snapshot(block.key, snapshot); });
-    CountRemoval(RecordClass::kRows, {format::MakeRecordKey(format::RecordKind::kBlock, block.key)}, block.bytes,
-                 removals);
-    stats_.blocks_removed += 1;
-    events_.Add({EventKind::kBlockRemoved, 0, name_space.life, block.key.digest, name_space.BlockEnd(block.depth),
-                 block.bytes});
-  };
   // The root is no block, but what hangs on it goes with it.
   if (node == name_space.trie.root()) {
-    name_space.snapshots.RemoveAt(
-        node, [&](const trie::SnapshotInfo& snapshot) { on_snapshot(name_space.trie.root_key(), snapshot); });
+    name_space.snapshots.RemoveAt(node, [&](const trie::SnapshotInfo& snapshot) {
+      ForgetSnapshot(name_space, name_space.trie.root_key(), snapshot, removals);
+    });
   }
+  const auto on_block = [&](const trie::BlockInfo& block) { ForgetBlock(name_space, block, removals); };
   name_space.trie.DetachSubtree(node, on_block).status().IgnoreError();
 }
 
@@ -170,11 +281,7 @@ void Cache::DetachSnapshot(NameSpace& name_space, trie::SnapshotRef snapshot, st
   }
   const absl::StatusOr<trie::SnapshotInfo> info = name_space.snapshots.Detach(snapshot);
   if (!info.ok()) return;
-  const base::BlockDigest key = format::SnapshotKey(boundary, info->position, info->tail_digest);
-  CountRemoval(RecordClass::kSnapshot, {format::MakeRecordKey(format::RecordKind::kSnapshot, key)}, info->bytes,
-               removals);
-  stats_.snapshots_removed += 1;
-  events_.Add({EventKind::kSnapshotRemoved, 0, name_space.life, boundary.digest, info->position, info->bytes});
+  ForgetSnapshot(name_space, boundary, *info, removals);
 }
 
 void Cache::RunRemovals(const std::vector<Removal>& removals) {

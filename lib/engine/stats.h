@@ -33,6 +33,7 @@ struct Stats {
   uint64_t skipped_corrupt = 0, skipped_orphans = 0, skipped_foreign = 0, skipped_too_new = 0;
   uint64_t foreign_layout_bytes = 0;
   uint64_t inexact_dropped = 0;
+  uint64_t blocks_expired = 0, blocks_not_admitted = 0;
 };
 
 }  // namespace kvstrata::core::engine

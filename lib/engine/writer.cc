@@ -179,7 +179,7 @@ absl::Status Writer::Advance(std::span<const int32_t> ids, std::vector<ExtraKey>
 // While decoding: stores what the periodic policy wants, and holds the newest state on the restart grid for the end
 // of the output. With every position a restart, the end itself will do and nothing need be held.
 void Writer::DecodeSnapshot() {
-  if (options_.no_snapshots || !name_space_->facts.has_state) return;
+  if (options_.no_snapshots || !name_space_->facts.has_state || !IsAdmitted(computed_)) return;
   const auto wants = [&](const plan::SnapshotPolicy& policy) {
     return plan::IsDecodeSnapshotPosition(policy, name_space_->facts, options_.restart_multiple, computed_);
   };
@@ -203,6 +203,8 @@ absl::Status Writer::Truncate(uint64_t length) {
   if (keys_.size() > blocks) keys_.resize(blocks);
   stored_blocks_ = std::min(stored_blocks_, blocks);
   tried_blocks_ = std::min(tried_blocks_, blocks);
+  judged_blocks_ = std::min(judged_blocks_, blocks);
+  admitted_blocks_ = std::min(admitted_blocks_, blocks);
   if (held_.position > length) held_ = {};
   // What was restored stays exact; a sequence that begins anew is.
   if (exact_end_ != kNoPosition) exact_end_ = length == 0 ? kNoPosition : std::min(exact_end_, length);
@@ -237,17 +239,55 @@ uint64_t Writer::StoredPrefix(uint64_t blocks) {
   }
   if (prefix > 0) {
     if (const auto node = name_space_->trie.Find(keys_[prefix - 1]); node.has_value()) {
-      name_space_->trie.Touch(*node, cache_->NextTick());
+      // Not counted as a use: the lookup of this sequence was one. What had expired is stored again by being there.
+      name_space_->trie.RaisePriority(*node, options_.priority);
+      name_space_->trie.ExtendExpiry(*node, ExpiresAt());
+      name_space_->trie.Keep(*node, cache_->NextTick());
     }
   }
   return prefix;
+}
+
+uint32_t Writer::ExpiresAt() const {
+  if (options_.ttl_seconds == 0) return 0;
+  const uint64_t at = uint64_t{cache_->NowSeconds()} + options_.ttl_seconds;
+  return at >= UINT32_MAX ? 0 : static_cast<uint32_t>(at);  // in 2106
+}
+
+// How many of the first `blocks` blocks may be stored, `stored` of which are. Each key counts as seen by this writer
+// once, and only for others: a sequence that grows does not see its own blocks a second time. A key covers its whole
+// prefix, so who has seen a block has seen all before it, whatever else has been forgotten.
+uint64_t Writer::AdmittedBlocks(uint64_t stored, uint64_t blocks) {
+  if (!cache_->options().second_sight) return blocks;
+  const uint64_t first = std::max(judged_blocks_, stored);
+  admitted_blocks_ = std::max(admitted_blocks_, stored);
+  base::MutexLock lock(cache_->mutex());
+  trie::GhostTable& ghosts = cache_->ghosts();
+  for (uint64_t block = blocks; block > first; --block) {
+    if (!ghosts.Recall(keys_[block - 1]).has_value()) continue;
+    admitted_blocks_ = std::max(admitted_blocks_, block);
+    break;
+  }
+  judged_blocks_ = std::max(judged_blocks_, blocks);
+  for (uint64_t block = std::max(first, admitted_blocks_); block < blocks; ++block) {
+    ghosts.Remember(keys_[block], 1);
+    cache_->counters().blocks_not_admitted += 1;
+  }
+  return std::min(blocks, admitted_blocks_);
+}
+
+// A snapshot goes with the block that it hangs on.
+bool Writer::IsAdmitted(uint64_t position) const {
+  return !cache_->options().second_sight || position / name_space_->facts.block_tokens <= admitted_blocks_;
 }
 
 void Writer::StoreBlocks(uint64_t blocks) {
   // One try each time that a block is complete, not one each token.
   if (blocks <= tried_blocks_) return;
   tried_blocks_ = blocks;
-  for (uint64_t block = StoredPrefix(blocks); block < blocks; ++block) {
+  const uint64_t stored = StoredPrefix(blocks);
+  const uint64_t admitted = AdmittedBlocks(stored, blocks);
+  for (uint64_t block = stored; block < admitted; ++block) {
     if (absl::Status status = StoreBlock(block); !status.ok()) {
       // Children of a block that is not there cannot be stored: the rest waits for the next block, which tries again.
       Drop(RecordClass::kRows, status);
@@ -255,7 +295,7 @@ void Writer::StoreBlocks(uint64_t blocks) {
       return;
     }
   }
-  stored_blocks_ = blocks;
+  stored_blocks_ = admitted;
 }
 
 // `end`: of the tokens that a record describes.
@@ -336,6 +376,8 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   put->name_space = name_space_;
   put->progress = progress_;
   put->identity = head.identity;
+  put->priority = options_.priority;
+  put->expires_at = ExpiresAt();
   const base::BlockDigest key =
       snapshot ? format::SnapshotKey(head.identity.key, head.identity.position, head.identity.tail) : head.identity.key;
   put->key = {format::MakeRecordKey(head.identity.kind, key)};
@@ -452,7 +494,7 @@ bool Writer::SnapshotKnown(uint64_t position) {
 }
 
 void Writer::StoreSnapshot(uint64_t position) {
-  if (options_.no_snapshots || !name_space_->facts.has_state) return;
+  if (options_.no_snapshots || !name_space_->facts.has_state || !IsAdmitted(position)) return;
   if (SnapshotKnown(position)) {
     base::MutexLock lock(cache_->mutex());
     progress_->snapshots_deduplicated += 1;
@@ -552,7 +594,8 @@ std::vector<uint64_t> Writer::CommonPrefixes(const Prompt& prompt, std::vector<u
   trie::KeySequence keys = KeysOf(prompt, space.trie.root_key(), space.facts.block_tokens);
   std::vector<uint64_t> out;
   base::MutexLock lock(cache_->mutex());
-  const trie::MatchResult match = space.trie.Match(keys, prompt.size() / space.facts.block_tokens);
+  const trie::MatchResult match =
+      space.trie.Match(keys, prompt.size() / space.facts.block_tokens, cache_->NowSeconds());
   if (match.blocks > 0 && space.trie.FirstChild(match.node).valid() && space.BlockEnd(match.blocks) < prompt.size()) {
     out.push_back(space.BlockEnd(match.blocks));
   }

@@ -34,6 +34,8 @@ struct WriterOptions {
   uint32_t restart_multiple = 0;
   uint64_t start_tokens = 0;
   uint64_t wait_ms = 0;    // 0: 1,000
+  trie::Priority priority = trie::Priority::kNormal;
+  uint32_t ttl_seconds = 0;  // 0: for ever
   void* stream = nullptr;  // the device's
 };
 
@@ -76,6 +78,9 @@ class Writer {
 
   uint64_t StoredPrefix(uint64_t blocks);
   void StoreBlocks(uint64_t blocks);
+  uint64_t AdmittedBlocks(uint64_t stored, uint64_t blocks);
+  bool IsAdmitted(uint64_t position) const;
+  uint32_t ExpiresAt() const;
   absl::Status StoreBlock(uint64_t block);
   void StoreSnapshot(uint64_t position);
   void DecodeSnapshot();
@@ -104,6 +109,8 @@ class Writer {
   uint64_t reached_ = 0;        // highest computed_ ever: rows up to there have been written to the sources
   uint64_t stored_blocks_ = 0;  // blocks that were submitted or found; those before it may have been evicted since
   uint64_t tried_blocks_ = 0;   // complete blocks at the last try to store
+  uint64_t judged_blocks_ = 0;    // blocks whose admission has been decided, once for this writer
+  uint64_t admitted_blocks_ = 0;  // of these, the leading ones that may be stored
   uint64_t rebuilt_at_ = kNoPosition;  // start of a sequence whose state was rebuilt by a full replay
   uint64_t exact_end_ = kNoPosition;   // rows of the tokens before it are exact; no state is, unless all is
   std::vector<uint64_t> wanted_;       // ascending positions at which snapshots are wanted

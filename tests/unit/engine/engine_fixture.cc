@@ -132,6 +132,7 @@ absl::Status Store::TryOpen() {
   faulty_ = std::make_shared<FaultyStorage>(memory_, 1, /*close_inner=*/false);
   if (fail_nth_ > 0) faulty_->FailNth(StorageCall::kAny, fail_nth_, base::Code::kIo);
   if (capabilities.has_value()) faulty_->Claim(*capabilities);
+  if (free_bytes) faulty_->ReportFree(free_bytes);
   options.storage = faulty_;
   absl::StatusOr<std::shared_ptr<Cache>> made = Cache::Open(options);
   if (!made.ok()) return made.status();

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -115,6 +116,8 @@ class Store {
   CacheOptions options;
   core::plan::SnapshotPolicy policy;
   std::optional<core::storage::Capabilities> capabilities;  // that the storage claims to have; else the memory's
+
+  std::function<uint64_t()> free_bytes;                     // what the medium has left; else the memory says nothing
 
   void Open();
   absl::Status TryOpen();
