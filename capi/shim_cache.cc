@@ -9,8 +9,8 @@
 #include "capi/handles.h"
 #include "capi/shim_storage.h"
 #include "capi/struct_reader.h"
-#include "lib/storage/file.h"
 #include "lib/storage/memory.h"
+#include "lib/storage/segment/segment_storage.h"
 
 namespace kvstrata::capi {
 namespace {
@@ -44,11 +44,12 @@ absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cac
     memory.capacity_bytes = options.capacity_bytes > UINT64_MAX / 2 ? UINT64_MAX : options.capacity_bytes * 2;
     return std::shared_ptr<storage::Storage>(std::make_shared<storage::MemoryStorage>(memory));
   }
-  storage::FileOptions file;
-  file.path = options.path;
-  file.read_only = read_only;
-  if (options.io_threads != 0) file.io_threads = options.io_threads;
-  absl::StatusOr<std::unique_ptr<storage::FileStorage>> opened = storage::FileStorage::Open(file);
+  storage::SegmentOptions segment;
+  segment.path = options.path;
+  segment.read_only = read_only;
+  segment.capacity_bytes = options.capacity_bytes;
+  if (options.io_threads != 0) segment.io_threads = options.io_threads;
+  absl::StatusOr<std::unique_ptr<storage::SegmentStorage>> opened = storage::SegmentStorage::Open(segment);
   if (!opened.ok()) return opened.status();
   return std::shared_ptr<storage::Storage>(*std::move(opened));
 }

@@ -475,7 +475,7 @@ typedef struct kvstrata_cache_options {
   uint64_t lease_bytes;                /* bound of what leases pin; 0 = half of capacity_bytes                      */
   uint64_t lease_ms;                   /* default lifetime of a lease; 0 = 60,000                                   */
   uint64_t io_timeout_ms;              /* a read that takes longer is a miss; 0 = 30,000                            */
-  uint32_t io_threads;                 /* threads of the file backend, and of restores; 0 = 2; at most 64           */
+  uint32_t io_threads;                 /* of the store at `path` (0 = 8) and of restores (0 = 2); at most 64        */
   uint32_t max_blocks;                 /* bound of the index; 0 = 16 Mi blocks                                      */
   int32_t eviction_policy;             /* KVSTRATA_EVICT_*                                                          */
   int32_t admission;                   /* KVSTRATA_ADMIT_*                                                          */

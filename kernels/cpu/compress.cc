@@ -7,6 +7,7 @@
 // Thread rule: pure functions over the caller's state; calls that write the same memory must not run at once.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "kernels/cpu/compress.cc"
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/arguments.h"
@@ -58,20 +59,26 @@ uint32_t PackedRopeDims(int32_t format, uint32_t rope_dims) {
   return format == KVSTRATA_KERNELS_FORMAT_V4_ROW ? rope_dims : 0;
 }
 
-// In place; the steps of reference::EmitRow.
-void EmitRow(const kvstrata_emit_entries_args& a, uint64_t entry, float* row) {
+// In place; the steps of reference::EmitRow but the last, quantising.
+void EmitUnquantised(const kvstrata_emit_entries_args& a, uint64_t entry, float* row) {
   const bool round = reference::Rounds(a.profile);
   if (round) RoundRow(row, a.width);
   if ((a.flags & KVSTRATA_KERNELS_EMIT_NO_NORM) == 0) NormRow(row, a.norm_weight, a.eps, a.width, round, row);
   // The entry carries the position of the first token of its own block.
   const int64_t position = static_cast<int64_t>(entry * a.ratio);
   RopeHeads(row + (a.width - a.rope_dims), 1, 0, a.frequencies, a.rope_dims, position, false, round);
-  if (!round) return;
-  if ((a.flags & KVSTRATA_KERNELS_EMIT_HADAMARD) != 0) {
-    a.width >= FloatLanes() ? HadamardRow(row, a.width, true) : reference::HadamardRow(row, a.width, true);
-  }
-  if (a.format == KVSTRATA_KERNELS_FORMAT_NONE) return;
+  if (!round || (a.flags & KVSTRATA_KERNELS_EMIT_HADAMARD) == 0) return;
+  a.width >= FloatLanes() ? HadamardRow(row, a.width, true) : reference::HadamardRow(row, a.width, true);
+}
+
+void QuantiseEmitted(const kvstrata_emit_entries_args& a, float* row) {
+  if (!reference::Rounds(a.profile) || a.format == KVSTRATA_KERNELS_FORMAT_NONE) return;
   QuantizeRow(a.format, row, a.width, PackedRopeDims(a.format, a.rope_dims));
+}
+
+void EmitRow(const kvstrata_emit_entries_args& a, uint64_t entry, float* row) {
+  EmitUnquantised(a, entry, row);
+  QuantiseEmitted(a, row);
 }
 
 int32_t EmitEntries(const kvstrata_emit_entries_args* args, void*) {
@@ -98,6 +105,30 @@ int32_t CompressWorkspaceBytes(const kvstrata_compress_args* args, uint64_t* out
   return kOk;
 }
 
+// Packing a row gives the bytes that quantising it first would, but for one case: E4M3 blocks whose largest number
+// rounds to 224 = 448 / 2 times the scale. Quantised, such a block fits half the scale, and its codes stand for twice
+// as much: 8 more, or twice the code below the smallest normal one. This makes packed blocks so. False where a block
+// held NaN or infinities: then the row takes the long way.
+bool HalveScales(uint32_t quantised, uint32_t block, uint8_t* codes, uint8_t* scales) {
+  constexpr uint8_t kMagnitude = 0x7F;  // of a code; the code itself is NaN
+  constexpr uint8_t kHalfOfLargest = 0x76;
+  constexpr uint8_t kSmallestNormal = 8;
+  constexpr uint8_t kInfiniteScale = 254;
+  const uint8_t least = BlockScaleOf<RowGrid>(0.0f).byte;
+  for (uint32_t begin = 0; begin < quantised; begin += block, codes += block, ++scales) {
+    uint8_t largest = 0;
+    for (uint32_t i = 0; i < block; ++i) largest = std::max<uint8_t>(largest, codes[i] & kMagnitude);
+    if (largest == kMagnitude || *scales == kInfiniteScale) return false;
+    if (largest != kHalfOfLargest || *scales == least) continue;
+    --*scales;
+    for (uint32_t i = 0; i < block; ++i) {
+      const uint8_t magnitude = codes[i] & kMagnitude;
+      codes[i] = static_cast<uint8_t>(codes[i] + (magnitude < kSmallestNormal ? magnitude : kSmallestNormal));
+    }
+  }
+  return true;
+}
+
 class OutputRows {
  public:
   explicit OutputRows(const kvstrata_compress_args& a)
@@ -108,13 +139,13 @@ class OutputRows {
   }
 
   void Done(uint64_t n) const {
-    EmitRow(emit_, first_entry_ + n, Row(n));
+    EmitUnquantised(emit_, first_entry_ + n, Row(n));
+    if (a_.output_type == KVSTRATA_KERNELS_PACKED && PackUnquantised(n)) return;
+    QuantiseEmitted(emit_, Row(n));
     if (a_.output_type == KVSTRATA_KERNELS_BF16) {
       StoreBf16(row_, a_.width, static_cast<uint16_t*>(a_.entries) + n * a_.entry_stride);
     } else if (a_.output_type == KVSTRATA_KERNELS_PACKED) {
-      const kvstrata_packed_planes& to = a_.packed;
-      PackRow(a_.format, row_, a_.width, PackedRopeDims(a_.format, a_.rope_dims), to.codes + n * to.code_stride_bytes,
-              to.rope != nullptr ? to.rope + n * to.rope_stride_bytes : nullptr, to.scales + n * to.scale_stride_bytes);
+      Pack(n);
     }
   }
 
@@ -124,6 +155,23 @@ class OutputRows {
     uint32_t i = 0;
     for (; i + lanes <= width; i += lanes) StoreFloats(LoadFloats(row + i), to + i);
     for (; i < width; ++i) StoreFloat(row[i], to + i);
+  }
+
+  void Pack(uint64_t n) const {
+    const kvstrata_packed_planes& to = a_.packed;
+    PackRow(a_.format, row_, a_.width, PackedRopeDims(a_.format, a_.rope_dims), to.codes + n * to.code_stride_bytes,
+            to.rope != nullptr ? to.rope + n * to.rope_stride_bytes : nullptr, to.scales + n * to.scale_stride_bytes);
+  }
+
+  // The short way, where there is one.
+  bool PackUnquantised(uint64_t n) const {
+    const bool is_row = a_.format == KVSTRATA_KERNELS_FORMAT_V4_ROW;
+    if (!is_row && a_.format != KVSTRATA_KERNELS_FORMAT_V41_WINDOW) return false;
+    Pack(n);
+    if (!reference::Rounds(a_.profile)) return true;
+    return HalveScales(a_.width - (is_row ? a_.rope_dims : 0), is_row ? RowGrid::kBlock : WindowGrid::kBlock,
+                       a_.packed.codes + n * a_.packed.code_stride_bytes,
+                       a_.packed.scales + n * a_.packed.scale_stride_bytes);
   }
 
   const kvstrata_compress_args& a_;

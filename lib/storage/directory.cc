@@ -78,6 +78,21 @@ void Gather::Advance(uint64_t written) {
   }
 }
 
+size_t Gather::CopyTo(base::MutableBytes to) {
+  size_t copied = 0;
+  while (copied < to.size() && !pieces_.empty()) {
+    const base::ByteView rest = pieces_[0].subspan(skip_);
+    const size_t count = std::min(rest.size(), to.size() - copied);
+    std::copy_n(rest.begin(), count, to.begin() + static_cast<ptrdiff_t>(copied));
+    copied += count;
+    skip_ += count;
+    if (count < rest.size()) break;
+    skip_ = 0;
+    pieces_ = pieces_.subspan(1);
+  }
+  return copied;
+}
+
 absl::Status WritePieces(const Directory& directory, int fd, const char* name, uint64_t bytes, Gather* pieces,
                          uint64_t* offset) {
   std::array<iovec, Gather::kBatch> space;

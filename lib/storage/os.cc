@@ -58,6 +58,11 @@ class RealOs : public Os {
   int Truncate(int fd, uint64_t bytes) override {
     return Retry([&] { return ftruncate(fd, static_cast<off_t>(bytes)); });
   }
+  int SetDirect(int fd, bool direct) override {
+    const int flags = Retry([&] { return fcntl(fd, F_GETFL); });
+    if (flags < 0) return flags;
+    return Retry([&] { return fcntl(fd, F_SETFL, direct ? flags | O_DIRECT : flags & ~O_DIRECT); });
+  }
   int Fstat(int fd, struct stat* out) override {
     return Retry([&] { return fstat(fd, out); });
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The one seam between the file backend and the operating system: tests make the Nth call fail, write half, or count
-// open descriptors, by putting their own Os in its place.
+// The one seam between the backend in a directory and the operating system: tests make the Nth call fail, write half,
+// count open descriptors or simulate a whole disk, by putting their own Os in its place.
 //
 // Every function returns a value of at least 0, or a negative errno. EINTR is retried inside. All paths are relative to
 // an open directory.
@@ -40,6 +40,8 @@ class Os {
   // the file system cannot.
   virtual int Allocate(int fd, uint64_t offset, uint64_t bytes) = 0;
   virtual int Truncate(int fd, uint64_t bytes) = 0;
+  // Past the page cache from now on, or through it again. -EINVAL where the file system knows no direct I/O.
+  virtual int SetDirect(int fd, bool direct) = 0;
   virtual int Fstat(int fd, struct stat* out) = 0;
   // Does not follow a symbolic link in the last component.
   virtual int StatAt(int directory, const char* path, struct stat* out) = 0;

@@ -93,6 +93,7 @@ float Case::Number(Fill fill) {
   switch (fill) {
     case Fill::kPlain: return static_cast<float>(rng.Next() >> 40) * 0x1p-21f - 4.0f;
     case Fill::kWide: return Scaled(rng.Next(), static_cast<int>(rng.Below(40)) - 20, rng.Chance(50));
+    case Fill::kTiny: return std::ldexp(Number(Fill::kPlain), -static_cast<int>(rng.Between(100, 150)));
     case Fill::kEdges: return EdgeNumber(rng);
     case Fill::kBits: return AnyBits(rng);
   }
@@ -183,6 +184,24 @@ Packed Case::PackedRows(int32_t format, uint32_t width, uint32_t rope_dims, uint
   a.scale_stride_bytes = p.planes.scale_stride_bytes;
   REQUIRE(Reference().pack_rows(&a, nullptr) == 0);
   return p;
+}
+
+std::vector<float> Case::Unpacked(const Packed& packed, uint64_t rows) {
+  std::vector<float> floats(rows * packed.shape.width);
+  kvstrata_unpack_rows_args a = Args<kvstrata_unpack_rows_args>();
+  a.format = packed.shape.format;
+  a.width = packed.shape.width;
+  a.rope_dims = packed.shape.rope_dims;
+  a.rows = rows;
+  a.codes = packed.planes.codes;
+  a.code_stride_bytes = packed.planes.code_stride_bytes;
+  a.rope = packed.planes.rope;
+  a.rope_stride_bytes = packed.planes.rope_stride_bytes;
+  a.scales = packed.planes.scales;
+  a.scale_stride_bytes = packed.planes.scale_stride_bytes;
+  a.destination = floats.data();
+  if (rows != 0) REQUIRE(Reference().unpack_rows(&a, nullptr) == 0);
+  return floats;
 }
 
 Packed Case::PackedOutput(const std::string& name, const kvstrata_packed_shape& shape, uint64_t rows, Match match) {

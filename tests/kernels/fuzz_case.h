@@ -55,6 +55,7 @@ struct Output {
 enum class Fill {
   kPlain,  // uniform in [-4, 4)
   kWide,   // a random exponent from 2^-20 to 2^19
+  kTiny,   // denormal and just above: exponents -149 to -100, zeros
   kEdges,  // any exponent, denormal, zero of either sign; largest below 2^60 so that sums stay finite
   kBits,   // any bit pattern, NaN and infinity too
 };
@@ -129,6 +130,8 @@ class Case {
   // Rows of `floats` [rows][width], packed by the reference, in read-only memory: planar, interleaved or padded.
   Packed PackedRows(int32_t format, uint32_t width, uint32_t rope_dims, uint64_t rows,
                     const std::vector<float>& floats);
+  // What packed rows mean, by the reference: [rows][width].
+  std::vector<float> Unpacked(const Packed& packed, uint64_t rows);
   // Empty planes of the same kinds of layout, as an output under `name`.
   Packed PackedOutput(const std::string& name, const kvstrata_packed_shape& shape, uint64_t rows, Match match);
 

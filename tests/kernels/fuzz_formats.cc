@@ -10,7 +10,7 @@ constexpr int32_t kFormats[] = {KVSTRATA_KERNELS_FORMAT_V4_ROW, KVSTRATA_KERNELS
                                 KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP8, KVSTRATA_KERNELS_FORMAT_V41_WINDOW,
                                 KVSTRATA_KERNELS_FORMAT_V41_ENTRY};
 constexpr int32_t kTypes[] = {KVSTRATA_KERNELS_F32, KVSTRATA_KERNELS_BF16};
-constexpr Fill kFills[] = {Fill::kPlain, Fill::kWide, Fill::kEdges, Fill::kBits};
+constexpr Fill kFills[] = {Fill::kPlain, Fill::kWide, Fill::kTiny, Fill::kEdges, Fill::kBits};
 
 // Random codes; scales as a packer could have written them, NaN included where the format has one.
 Packed RandomPacked(Case& c, const kvstrata_packed_shape& shape, uint64_t rows) {

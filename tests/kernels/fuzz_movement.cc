@@ -10,7 +10,10 @@ namespace {
 
 uint8_t* RandomBytes(Case& c, uint64_t bytes, bool input) {
   std::vector<uint8_t> values(bytes);
-  for (uint8_t& value : values) value = static_cast<uint8_t>(c.rng.Next());
+  for (uint64_t i = 0; i < bytes; i += sizeof(uint64_t)) {
+    const uint64_t word = c.rng.Next();
+    std::memcpy(values.data() + i, &word, std::min<uint64_t>(sizeof word, bytes - i));
+  }
   return input ? const_cast<uint8_t*>(c.Input(values)) : c.Copy(values);
 }
 
@@ -59,7 +62,9 @@ const void* PageIds(Case& c, uint64_t count, uint64_t pages, int32_t type) {
 void FuzzWindow(Case& c) {
   constexpr uint64_t kRowBytes[] = {584, 1024, 2048, 528};
   const uint64_t row_bytes = c.rng.Chance(50) ? c.OneOf(kRowBytes) : c.rng.Between(1, 70);
-  const uint64_t capacity = c.rng.Chance(30) ? 128 : c.rng.Between(1, 12);
+  // Now and then more than the 4 MiB above which a level may write past the caches.
+  const uint64_t large = (uint64_t{5} << 20) / row_bytes;
+  const uint64_t capacity = c.rng.Chance(30) ? 128 : c.rng.Chance(3) ? large : c.rng.Between(1, 12);
   const uint64_t which = c.rng.Below(3);  // append, import, export
   const uint64_t rows = c.rng.Below((which == 0 ? 2 * capacity : capacity) + 1);
   const uint64_t position = c.rng.Below(1000000);
@@ -94,7 +99,9 @@ void FuzzWindow(Case& c) {
 void FuzzMove(Case& c) {
   const PageLayout layout = MakeLayout(c);
   const uint64_t first_row = c.rng.Below(3 * layout.rows_per_page);
-  const uint64_t rows = c.rng.Below(3 * layout.rows_per_page);
+  // Now and then more than the 4 MiB above which a level may write past the caches.
+  const uint64_t rows =
+      c.rng.Chance(3) ? (uint64_t{5} << 20) / layout.block_row : c.rng.Below(3 * layout.rows_per_page);
   const uint64_t id_count = (first_row + rows) / layout.rows_per_page + 1;
   const uint64_t pages = id_count + c.rng.Below(3);
   const uint64_t page_stride = c.Stride(layout.page_bytes);

@@ -5,10 +5,10 @@
 namespace kvstrata::kernels::test {
 
 void FuzzProject(Case& c) {
-  const uint64_t tokens = c.rng.Below(20);
-  const uint64_t inputs = c.rng.Chance(30) ? 256 : c.rng.Below(90);
+  const uint64_t tokens = c.rng.Below(c.rng.Chance(20) ? 70 : 20);
+  const uint64_t inputs = c.rng.Chance(30) ? c.rng.Between(250, 600) : c.rng.Below(90);
   const uint64_t outputs = c.rng.Below(40);
-  constexpr Fill kFills[] = {Fill::kPlain, Fill::kWide, Fill::kEdges};
+  constexpr Fill kFills[] = {Fill::kPlain, Fill::kWide, Fill::kTiny, Fill::kEdges};
   const Fill fill = c.OneOf(kFills);
   const int32_t weight_type = c.rng.Chance(50) ? KVSTRATA_KERNELS_BF16 : KVSTRATA_KERNELS_F32;
   const Matrix x = c.Rows(KVSTRATA_KERNELS_F32, tokens, inputs, fill);

@@ -192,22 +192,22 @@ TEST_CASE("planted faults are found") {
   CHECK_FALSE(Found(FuzzMove, faulty));
 }
 
-TEST_CASE("pack_rows: equal floats, equal bytes") { FuzzFunction("pack_rows", FuzzPackRows, 300); }
-TEST_CASE("unpack_rows: the same floats") { FuzzFunction("unpack_rows", FuzzUnpackRows, 300); }
-TEST_CASE("quantize_dequantize: the same floats") { FuzzFunction("quantize_dequantize", FuzzQuantize, 300); }
-TEST_CASE("conversions: the same bits") { FuzzFunction("conversions", FuzzConvert, 300); }
-TEST_CASE("hadamard: the same floats") { FuzzFunction("hadamard", FuzzHadamard, 300); }
-TEST_CASE("rope_frequencies: within 4 half ulps") { FuzzFunction("rope_frequencies", FuzzRopeFrequencies, 100); }
-TEST_CASE("rope: within its tolerance") { FuzzFunction("rope", FuzzRope, 300); }
-TEST_CASE("rms_norm: within its tolerance") { FuzzFunction("rms_norm", FuzzRmsNorm, 300); }
-TEST_CASE("pooling: within its tolerance, state exact") { FuzzFunction("pool", FuzzPool, 150); }
-TEST_CASE("emit_entries: within its tolerance") { FuzzFunction("emit_entries", FuzzEmitEntries, 300); }
-TEST_CASE("compress: the three calls") { FuzzFunction("compress", FuzzCompress, 150); }
-TEST_CASE("windows: the same bytes") { FuzzFunction("window", FuzzWindow, 300); }
-TEST_CASE("pages: the same bytes") { FuzzFunction("move", FuzzMove, 200); }
-TEST_CASE("index_scores: within its tolerance") { FuzzFunction("index_scores", FuzzIndexScores, 150); }
-TEST_CASE("topk: the same picks") { FuzzFunction("topk", FuzzTopK, 300); }
-TEST_CASE("attention: within its tolerance") { FuzzFunction("attention", FuzzAttention, 100); }
-TEST_CASE("project: the same bits") { FuzzFunction("project", FuzzProject, 150); }
+TEST_CASE("pack_rows: equal floats, equal bytes") { FuzzFunction("pack_rows", FuzzPackRows, 600); }
+TEST_CASE("unpack_rows: the same floats") { FuzzFunction("unpack_rows", FuzzUnpackRows, 600); }
+TEST_CASE("quantize_dequantize: the same floats") { FuzzFunction("quantize_dequantize", FuzzQuantize, 600); }
+TEST_CASE("conversions: the same bits") { FuzzFunction("conversions", FuzzConvert, 600); }
+TEST_CASE("hadamard: the same floats") { FuzzFunction("hadamard", FuzzHadamard, 600); }
+TEST_CASE("rope_frequencies: within 4 half ulps") { FuzzFunction("rope_frequencies", FuzzRopeFrequencies, 200); }
+TEST_CASE("rope: within its tolerance") { FuzzFunction("rope", FuzzRope, 600); }
+TEST_CASE("rms_norm: within its tolerance") { FuzzFunction("rms_norm", FuzzRmsNorm, 600); }
+TEST_CASE("pooling: within its tolerance, state exact") { FuzzFunction("pool", FuzzPool, 300); }
+TEST_CASE("emit_entries: within its tolerance") { FuzzFunction("emit_entries", FuzzEmitEntries, 600); }
+TEST_CASE("compress: the three calls") { FuzzFunction("compress", FuzzCompress, 300); }
+TEST_CASE("windows: the same bytes") { FuzzFunction("window", FuzzWindow, 600); }
+TEST_CASE("pages: the same bytes") { FuzzFunction("move", FuzzMove, 400); }
+TEST_CASE("index_scores: within its tolerance") { FuzzFunction("index_scores", FuzzIndexScores, 300); }
+TEST_CASE("topk: the same picks") { FuzzFunction("topk", FuzzTopK, 600); }
+TEST_CASE("attention: within its tolerance") { FuzzFunction("attention", FuzzAttention, 200); }
+TEST_CASE("project: the same bits") { FuzzFunction("project", FuzzProject, 300); }
 
 }  // namespace kvstrata::kernels::test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process of process_test.cc: serves the first LENGTH test tokens from the file store in DIRECTORY and writes
+// One process of process_test.cc: serves the first LENGTH test tokens from the store in DIRECTORY and writes
 // "usable replay_from" and the logits' bits to OUTPUT. usage: restore_child DIRECTORY LENGTH MODE OUTPUT
 #include <cstdint>
 #include <cstdio>

@@ -97,6 +97,11 @@ int FaultyOs::Truncate(int fd, uint64_t bytes) {
   return fault < 0 ? fault : real_.Truncate(fd, bytes);
 }
 
+int FaultyOs::SetDirect(int fd, bool direct) {
+  const int fault = Enter(OsCall::kSetDirect);
+  return fault < 0 ? fault : real_.SetDirect(fd, direct);
+}
+
 int FaultyOs::Fstat(int fd, struct stat* out) {
   const int fault = Enter(OsCall::kStat);
   return fault < 0 ? fault : real_.Fstat(fd, out);

@@ -28,7 +28,8 @@ enum class OsCall {
   kLock,
   kBlockBytes,
   kAllocate,
-  kTruncate
+  kTruncate,
+  kSetDirect
 };
 
 class FaultyOs : public core::storage::Os {
@@ -58,6 +59,7 @@ class FaultyOs : public core::storage::Os {
   int Fdatasync(int fd) override;
   int Allocate(int fd, uint64_t offset, uint64_t bytes) override;
   int Truncate(int fd, uint64_t bytes) override;
+  int SetDirect(int fd, bool direct) override;
   int Fstat(int fd, struct stat* out) override;
   int StatAt(int directory, const char* path, struct stat* out) override;
   int Fchmod(int fd, mode_t mode) override;
@@ -76,7 +78,7 @@ class FaultyOs : public core::storage::Os {
 
   core::storage::Os& real_ = core::storage::SystemOs();
   std::atomic<uint64_t> calls_{0};
-  std::array<std::atomic<uint64_t>, 15> by_kind_{};
+  std::array<std::atomic<uint64_t>, 16> by_kind_{};
   std::atomic<uint64_t> fail_at_{0};  // in calls_; 0 for never
   std::atomic<bool> fail_after_{false};
   std::atomic<bool> failed_{false};

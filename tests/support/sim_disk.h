@@ -45,6 +45,7 @@ class SimDisk final : public core::storage::Os {
   int Fdatasync(int fd) override { return Fsync(fd); }
   int Allocate(int fd, uint64_t offset, uint64_t bytes) override;
   int Truncate(int fd, uint64_t bytes) override;
+  int SetDirect(int, bool) override { return 0; }
   int Fstat(int fd, struct stat* out) override;
   int StatAt(int directory, const char* path, struct stat* out) override;
   int Fchmod(int fd, mode_t mode) override;

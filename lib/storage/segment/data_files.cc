@@ -23,6 +23,8 @@ constexpr uint64_t kSegmentsWanted = 16;
 
 std::string SegmentName(uint32_t number) { return std::string(kLaneFolder) + "/data-" + FileNumber(number) + ".seg"; }
 
+size_t RoundUp(size_t bytes) { return (bytes + format::kUnitBytes - 1) / format::kUnitBytes * format::kUnitBytes; }
+
 uint32_t Units(uint64_t bytes) { return static_cast<uint32_t>(bytes / format::kUnitBytes); }
 
 }  // namespace
@@ -32,13 +34,15 @@ uint64_t SegmentBytesFor(uint64_t capacity_bytes) {
   return std::bit_ceil(wanted);
 }
 
-DataFiles::DataFiles(const Directory& directory, uint64_t segment_bytes, uint32_t max_segments, uint64_t grow_bytes,
-                     bool read_only)
+DataFiles::DataFiles(const Directory& directory, uint64_t segment_bytes, uint64_t limit_bytes, uint64_t grow_bytes,
+                     uint32_t io_threads, bool read_only)
     : directory_(directory),
       segment_units_(Units(segment_bytes)),
-      max_segments_(std::min(max_segments, kMaxSegments)),
+      limit_units_(limit_bytes / format::kUnitBytes),
       grow_units_(std::max<uint32_t>(1, Units(grow_bytes))),
-      read_only_(read_only) {}
+      read_only_(read_only),
+      bounce_(io_threads),
+      direct_(bounce_.Allocate()) {}
 
 DataFiles::~DataFiles() { Close(); }
 
@@ -58,6 +62,8 @@ absl::Status DataFiles::Open() {
     Segment& segment = *segments_[number];
     segment.ready = std::min(segment_units_, Units(static_cast<uint64_t>(std::max<off_t>(info.st_size, 0))));
     Give(segment, 0, segment.ready);
+    base::MutexLock lock(grow_mutex_);
+    made_units_ += segment.ready;
   }
   return absl::OkStatus();
 }
@@ -79,6 +85,7 @@ absl::Status DataFiles::OpenSegment(uint32_t number, bool create) {
     }
     folder_dirty_ = true;
   }
+  if (direct_ && directory_.os.SetDirect(file.get(), true) < 0) StopDirect();
   segment->fd = file.Release();
   segments_[number] = std::move(segment);
   count_ = number + 1;
@@ -135,31 +142,30 @@ uint64_t DataFiles::free_units() const {
 
 absl::Status DataFiles::Grow(uint32_t units, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish) {
   base::MutexLock lock(grow_mutex_);
-  if (units > segment_units_) {
-    return base::MakeStatus(base::Code::kNoSpace, "put", "longer than a segment");
+  const uint64_t left = limit_units_ - std::min(limit_units_, made_units_);
+  if (units > left || units > segment_units_) {
+    return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
+                            std::to_string(left) + " units are left to grow by, " + std::to_string(units) + " wanted");
   }
+  const auto extend = [&](Segment& segment, uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_) {
+    const uint32_t before = segment.ready;
+    const uint64_t room = std::min<uint64_t>(segment_units_ - before, limit_units_ - made_units_);
+    absl::Status status = Extend(segment, before + static_cast<uint32_t>(std::min(wanted, room)));
+    if (status.ok()) publish([&] { Give(segment, before, segment.ready); });
+    return status;
+  };
   uint32_t number = count_ == 0 ? 0 : count_ - 1;
-  // What is free at the end of the ready part is not counted: a step more does no harm.
-  if (count_ == 0 || segments_[number]->ready > segment_units_ - units) {
-    // The last one gives the rest that it has before the next one begins.
-    if (count_ > 0 && segments_[number]->ready < segment_units_) {
-      Segment& last = *segments_[number];
-      const uint32_t before = last.ready;
-      if (Extend(last, segment_units_).ok()) publish([&] { Give(last, before, last.ready); });
-    }
-    number = count_;
-    if (number >= max_segments_) {
-      return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
-                              "all " + std::to_string(number) + " segments are in use");
-    }
+  if (count_ > 0 && segments_[number]->ready > segment_units_ - units) {
+    // Too short for this run, and made use of before the next one begins.
+    Segment& last = *segments_[number];
+    if (last.ready < segment_units_) return extend(last, segment_units_);
+    ++number;
+  }
+  if (number >= count_) {
+    if (number >= kMaxSegments) return base::MakeStatus(base::Code::kNoSpace, "segments", "all are in use");
     if (absl::Status status = OpenSegment(number, true); !status.ok()) return status;
   }
-  Segment& segment = *segments_[number];
-  const uint32_t before = segment.ready;
-  const uint32_t wanted = std::min(segment_units_, before + std::max(units, grow_units_));
-  absl::Status status = Extend(segment, wanted);
-  if (status.ok()) publish([&] { Give(segment, before, segment.ready); });
-  return status;
+  return extend(*segments_[number], std::max(units, grow_units_));
 }
 
 void DataFiles::Give(Segment& segment, uint32_t first, uint32_t end) {
@@ -175,6 +181,7 @@ absl::Status DataFiles::Extend(Segment& segment, uint32_t ready) {
     result = directory_.os.Truncate(segment.fd, to);
   }
   if (result < 0) return WriteError(directory_, "enlarge", segment.name.c_str(), result);
+  made_units_ += ready - segment.ready;
   segment.ready = ready;
   return absl::OkStatus();
 }
@@ -186,10 +193,9 @@ absl::Status DataFiles::Write(std::span<const format::Extent> extents, uint64_t 
   Gather gather(parts);
   for (const format::Extent& extent : extents) {
     Segment& segment = *segments_[extent.segment];
-    uint64_t offset = extent.first * format::kUnitBytes;
+    const uint64_t offset = extent.first * format::kUnitBytes;
     const uint64_t here = std::min(bytes, extent.units * format::kUnitBytes);
-    absl::Status status = WritePieces(directory_, segment.fd, segment.name.c_str(), here, &gather, &offset);
-    if (!status.ok()) return status;
+    if (absl::Status status = WritePart(segment, offset, here, &gather); !status.ok()) return status;
     bytes -= here;
     // Afterwards, so that a flush that runs meanwhile does not take the mark away.
     segment.dirty = true;
@@ -207,13 +213,69 @@ absl::Status DataFiles::Read(std::span<const format::Extent> extents, uint64_t o
     if (to.empty()) break;
     Segment& segment = *segments_[extent.segment];
     const size_t here = static_cast<size_t>(std::min<uint64_t>(to.size(), size - offset));
-    absl::Status status = ReadFully(directory_, segment.fd, segment.name.c_str(), to.first(here),
-                                    extent.first * format::kUnitBytes + offset);
+    absl::Status status = ReadPart(segment, extent.first * format::kUnitBytes + offset, to.first(here));
     if (!status.ok()) return status;
     to = to.subspan(here);
     offset = 0;
   }
   return absl::OkStatus();
+}
+
+absl::Status DataFiles::ReadPart(Segment& segment, uint64_t offset, base::MutableBytes to) {
+  if (direct_) {
+    absl::Status status = ReadDirect(segment, offset, to);
+    if (base::NativeCodeOf(status) != EINVAL) return status;
+    StopDirect();
+  }
+  return ReadFully(directory_, segment.fd, segment.name.c_str(), to, offset);
+}
+
+absl::Status DataFiles::ReadDirect(Segment& segment, uint64_t offset, base::MutableBytes to) {
+  const BouncePool::Lease buffer(bounce_);
+  while (!to.empty()) {
+    const size_t before = static_cast<size_t>(offset % format::kUnitBytes);
+    const size_t here = std::min(to.size(), BouncePool::kBufferBytes - before);
+    const base::MutableBytes units = buffer.bytes().first(RoundUp(before + here));
+    absl::Status status = ReadFully(directory_, segment.fd, segment.name.c_str(), units, offset - before);
+    if (!status.ok()) return status;
+    std::copy_n(units.begin() + static_cast<ptrdiff_t>(before), here, to.begin());
+    to = to.subspan(here);
+    offset += here;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status DataFiles::WritePart(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather) {
+  if (direct_) {
+    Gather ahead = *gather;
+    absl::Status status = WriteDirect(segment, offset, bytes, &ahead);
+    if (status.ok()) *gather = ahead;
+    if (base::NativeCodeOf(status) != EINVAL) return status;
+    StopDirect();
+  }
+  return WritePieces(directory_, segment.fd, segment.name.c_str(), bytes, gather, &offset);
+}
+
+absl::Status DataFiles::WriteDirect(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather) {
+  const BouncePool::Lease buffer(bounce_);
+  while (bytes > 0) {
+    const size_t here = static_cast<size_t>(std::min<uint64_t>(bytes, BouncePool::kBufferBytes));
+    const base::MutableBytes units = buffer.bytes().first(RoundUp(here));
+    const size_t copied = gather->CopyTo(units.first(here));
+    std::fill(units.begin() + static_cast<ptrdiff_t>(copied), units.end(), std::byte{0});
+    const base::ByteView piece = units;
+    Gather one({&piece, 1});
+    absl::Status status = WritePieces(directory_, segment.fd, segment.name.c_str(), units.size(), &one, &offset);
+    if (!status.ok()) return status;
+    bytes -= here;
+  }
+  return absl::OkStatus();
+}
+
+// What runs on another thread meanwhile goes on as it began, or is refused and comes here too.
+void DataFiles::StopDirect() {
+  direct_ = false;
+  for (uint32_t i = 0; i < count_; ++i) directory_.os.SetDirect(segments_[i]->fd, false);
 }
 
 absl::Status DataFiles::Sync() {

@@ -7,6 +7,9 @@
 //   I1. Units that are free or taken exist in the file: a write to them makes no file longer. Where the file system can
 //       reserve space, it has been reserved.
 //   I2. There are at most kMaxSegments segments, an open descriptor each.
+//   I3. They have `limit_bytes` together, or what they had when the store was opened.
+//   I4. Every read and write of a direct descriptor is of whole units, through memory that is aligned. Where the system
+//       refuses one all the same, all descriptors become buffered ones, and stay so.
 //
 // Thread rule: allocation (Allocate, AllocatePieces, Free, Claim, the counts) one thread at a time, under the caller's
 // lock; everything else on any thread at once. Grow calls back under the caller's lock to publish what it has made.
@@ -24,6 +27,7 @@
 #include "lib/base/mutex.h"
 #include "lib/format/segment.h"
 #include "lib/storage/directory.h"
+#include "lib/storage/segment/bounce_pool.h"
 #include "lib/storage/segment/space_map.h"
 
 namespace kvstrata::core::storage {
@@ -38,9 +42,10 @@ class DataFiles {
  public:
   using Extents = std::vector<format::Extent>;
 
-  // `directory` outlives this. `max_segments`: how many may be made.
-  DataFiles(const Directory& directory, uint64_t segment_bytes, uint32_t max_segments, uint64_t grow_bytes,
-            bool read_only);
+  // `directory` outlives this. Files grow by `grow_bytes` or more at a time. `io_threads`: how many read and write at
+  // one time.
+  DataFiles(const Directory& directory, uint64_t segment_bytes, uint64_t limit_bytes, uint64_t grow_bytes,
+            uint32_t io_threads, bool read_only);
   ~DataFiles();
   // Opens those that are there, 0, 1, 2, ... without a gap.
   absl::Status Open();
@@ -64,6 +69,8 @@ class DataFiles {
 
   absl::Status Write(std::span<const format::Extent> extents, uint64_t bytes, std::span<const base::ByteView> parts);
   absl::Status Read(std::span<const format::Extent> extents, uint64_t offset, base::MutableBytes to);
+  // Whether reads and writes go past the page cache.
+  bool direct() const { return direct_; }
   // Makes durable what was written before the call.
   absl::Status Sync();
 
@@ -82,20 +89,30 @@ class DataFiles {
   void Give(Segment& segment, uint32_t first, uint32_t end);
   absl::Status Extend(Segment& segment, uint32_t ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_);
   absl::Status SyncFolder();
+  // One extent's part of a read or write. kIo with EINVAL where direct I/O is refused.
+  absl::Status ReadPart(Segment& segment, uint64_t offset, base::MutableBytes to);
+  absl::Status ReadDirect(Segment& segment, uint64_t offset, base::MutableBytes to);
+  absl::Status WritePart(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather);
+  absl::Status WriteDirect(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather);
+  void StopDirect();
 
   const Directory& directory_;
   const uint32_t segment_units_;
-  const uint32_t max_segments_;
+  const uint64_t limit_units_;
   const uint32_t grow_units_;
   const bool read_only_;
+  BouncePool bounce_;
+  std::atomic<bool> direct_;
   // A slot is set once, before count_ goes above it.
   std::array<std::unique_ptr<Segment>, kMaxSegments> segments_;
   std::atomic<uint32_t> count_{0};
+  base::Mutex grow_mutex_;
   uint64_t ready_units_ = 0;
+  // The same, for Grow.
+  uint64_t made_units_ ABSL_GUARDED_BY(grow_mutex_) = 0;
   // Where the last run ended.
   uint32_t last_segment_ = 0;
   uint32_t last_unit_ = 0;
-  base::Mutex grow_mutex_;
   std::atomic<bool> folder_dirty_{false};
   base::Mutex folder_mutex_;
   absl::Status folder_ ABSL_GUARDED_BY(folder_mutex_);

@@ -79,6 +79,7 @@ absl::StatusOr<std::unique_ptr<SegmentStorage>> SegmentStorage::Open(const Segme
   given.capacity_bytes = options.capacity_bytes;
   given.segment_bytes = options.segment_bytes;
   given.journal_bytes = options.journal_bytes;
+  given.io_threads = options.io_threads;
   given.os = options.os;
   given.random = options.random;
   absl::StatusOr<std::unique_ptr<SegmentStore>> store = SegmentStore::Open(given);

@@ -24,11 +24,11 @@ struct SegmentOptions {
   std::string path;
   // Takes no lock and changes nothing; any number of readers beside one writer. Sees what was durable when it opened.
   bool read_only = false;
-  // How much the store is to hold: 1 or more, unless it is read-only. A new store's files are laid out for it; they
-  // grow with what is put, up to one segment more than this.
+  // How much the store is to hold: 1 or more, unless it is read-only. A new store's files are laid out for it; segments
+  // grow with what is put, up to this and a 16th and 1 MiB more.
   uint64_t capacity_bytes = 0;
-  // 1 to 64.
-  uint32_t io_threads = 4;
+  // 1 to 64. Each carries out one request at a time: eight keep a drive busy at 256 KiB. A buffer of 1 MiB each.
+  uint32_t io_threads = 8;
   // Requests accepted and not completed: 1 to 65,536.
   uint64_t max_requests = 1024;
   // How long a put may wait for its flush; 0: until a Sync, a Close, or a lack of space.

@@ -59,6 +59,7 @@ SegmentStore::SegmentStore(const SegmentStoreOptions& options)
       journal_bytes_(options.journal_bytes != 0
                          ? options.journal_bytes
                          : std::clamp(options.capacity_bytes / 64, kMinJournalBytes, kMaxJournalBytes)),
+      io_threads_(options.io_threads),
       directory_{*options.os, -1, path_},
       logs_(1) {}
 
@@ -78,6 +79,7 @@ SegmentStats SegmentStore::stats() {
   SegmentStats stats = stats_;
   stats.segment_bytes = data_->ready_units() * kUnitBytes;
   stats.free_bytes = data_->free_units() * kUnitBytes;
+  stats.direct = data_->direct() ? 1 : 0;
   return stats;
 }
 

@@ -50,6 +50,8 @@ struct SegmentStats {
   // What the segments have now, and what of it no record and no quarantine holds.
   uint64_t segment_bytes = 0;
   uint64_t free_bytes = 0;
+  // 1: payload is read and written past the page cache.
+  uint64_t direct = 0;
 };
 
 struct SegmentStoreOptions {
@@ -60,6 +62,8 @@ struct SegmentStoreOptions {
   // 0: as the capacity has it.
   uint64_t segment_bytes = 0;
   uint64_t journal_bytes = 0;
+  // How many puts and gets run at one time.
+  uint32_t io_threads = 1;
   Os* os = &SystemOs();
   base::Random* random = &base::SystemRandom();
 };
@@ -183,6 +187,7 @@ class SegmentStore {
   const uint64_t segment_bytes_;
   // A checkpoint is due when the journals are longer than this, and than the last checkpoint.
   const uint64_t journal_bytes_;
+  const uint32_t io_threads_;
   int root_ = -1;
   Directory directory_;
   DirectoryLock lock_;

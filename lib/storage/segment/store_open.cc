@@ -8,7 +8,7 @@
 #include <cerrno>
 #include <utility>
 
-#include "lib/base/checksum.h"
+#include "lib/base/checked.h"
 #include "lib/base/status.h"
 #include "lib/storage/descriptor.h"
 #include "lib/storage/segment/store.h"
@@ -28,6 +28,8 @@ constexpr int kReadAttempts = 5;
 // Files grow in steps of a 64th of the capacity, so that a small store stays small on the disk.
 constexpr uint64_t kMinGrowBytes = 64 * 1024;
 constexpr uint64_t kMaxGrowBytes = 16u << 20;
+constexpr uint64_t kSlackShare = 16;
+constexpr uint64_t kMinSlackBytes = 1u << 20;
 
 bool IsBlank(base::ByteView bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
@@ -160,10 +162,11 @@ absl::Status SegmentStore::SyncMadeFolders() {
 // ---- The table -----------------------------------------------------------------------------------------------------
 
 absl::Status SegmentStore::ReadTable() {
-  const uint64_t wanted = capacity_bytes_ / super_.segment_bytes + 2;
-  data_ = std::make_unique<DataFiles>(directory_, super_.segment_bytes,
-                                      static_cast<uint32_t>(std::min<uint64_t>(wanted, kMaxSegments)),
-                                      std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes), read_only_);
+  // Room for what is replaced or removed and waits for a flush, and for runs that do not fit in what is left.
+  const uint64_t slack = capacity_bytes_ / kSlackShare + kMinSlackBytes;
+  data_ = std::make_unique<DataFiles>(
+      directory_, super_.segment_bytes, base::CheckedAdd(capacity_bytes_, slack).value_or(UINT64_MAX),
+      std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes), io_threads_, read_only_);
   absl::Status status;
   base::MutexLock flush_lock(flush_mutex_);
   for (int attempt = 1;; ++attempt) {

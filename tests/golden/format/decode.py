@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second decoder of records, written from lib/format/FORMAT.md alone, with nothing but the standard library. It knows
-no XXH3, so it reads checksums without comparing them; everything else that a reader must refuse, it refuses.
+"""A second decoder of records and of the segment store, written from lib/format/FORMAT.md alone, with nothing but the
+standard library. It knows no XXH3, so it reads checksums without comparing them; everything else that a reader must
+refuse, it refuses.
 
-usage: decode.py FOLDER        every record of the folder must say what expected.json says, and no damaged one may pass
+usage: decode.py FOLDER        every record of the folder must say what expected.json says, and no damaged one may pass;
+                               its segment store must hold what store.json says
        decode.py META PAYLOAD  prints what a record says
 """
 
@@ -100,6 +102,102 @@ def decode(meta, payload):
     return out
 
 
+def envelope(data, magic, size):
+    require(data[:8] == magic, "magic")
+    version, told = read("<II", data, 8, "version")
+    require(version == 1 and told == size and len(data) >= size, "version")
+
+
+def decode_super(data):
+    """The copy with the higher epoch, of those that are intact."""
+    copies = []
+    for offset in 0, 4096:
+        try:
+            envelope(data[offset:], b"KVSSUP\xff\n", 64)
+            copies.append(read("<16sQQQ", data, offset + 16, "super"))
+        except Refused:
+            pass
+    require(copies, "super")
+    store, epoch, segment_bytes, reserved = max(copies, key=lambda copy: copy[1])
+    require(epoch > 0 and segment_bytes > 0 and segment_bytes % 4096 == 0 and reserved == 0, "super")
+    return store
+
+
+def decode_header(data, magic, store):
+    envelope(data, magic, 80)
+    owner, _, number, _, entries, body_bytes = read("<16sQQQQQ", data, 16, "header")
+    require(owner == store and number > 0, "header")
+    return number, entries, body_bytes
+
+
+def decode_entry(data, offset):
+    size, kind, extents, meta_bytes, _, sequence, key = read("<IBBHQQ32s", data, offset, "entry")
+    require(kind in (1, 2) and extents <= 8 and meta_bytes <= 4096, "entry")
+    if kind == 2:
+        require(size == 56 and extents == 0 and meta_bytes == 0, "entry")
+        return size, key, sequence, None
+    payload_bytes, last_use, reserved = read("<QII", data, offset + 56, "entry")
+    require(last_use == 0 and reserved == 0, "reserved")
+    place = [read("<III", data, offset + 72 + 12 * i, "extents") for i in range(extents)]
+    require(all(units > 0 for _, _, units in place), "extents")
+    require(sum(units for _, _, units in place) == -(-payload_bytes // 4096), "extents")
+    meta_at = 72 + 12 * extents
+    require(size == -(-(meta_at + meta_bytes) // 8) * 8 and offset + size <= len(data), "entry")
+    return size, key, sequence, (payload_bytes, place, data[offset + meta_at:offset + meta_at + meta_bytes])
+
+
+def apply_log(data, table, counted):
+    offset, found = 4096, 0
+    while offset < len(data) and (counted is None or found < counted):
+        try:
+            size, key, sequence, record = decode_entry(data, offset)
+        except Refused:
+            if counted is not None or offset % 4096 == 0:
+                break
+            offset += -offset % 4096
+            continue
+        if key not in table or table[key][0] < sequence:
+            table[key] = (sequence, record)
+        offset += size
+        found += 1
+    return offset, found
+
+
+def decode_store(folder):
+    lane = os.path.join(folder, "lanes", "0")
+    store = decode_super(load(os.path.join(folder, "super")))
+    table, first = {}, 1
+    checkpoints = []
+    for name in ("checkpoint-a.ckp", "checkpoint-b.ckp"):
+        if os.path.exists(os.path.join(lane, name)):
+            data = load(os.path.join(lane, name))
+            checkpoints.append((*decode_header(data, b"KVSCKP\xff\n", store), data))
+    if checkpoints:
+        first, entries, body_bytes, data = max(checkpoints)
+        require(apply_log(data, table, entries) == (4096 + body_bytes, entries), "checkpoint")
+    journals = sorted(int(name[8:-4]) for name in os.listdir(lane) if name.startswith("journal-"))
+    for number in journals:
+        data = load(os.path.join(lane, f"journal-{number:04}.log"))
+        if number >= first:
+            require(decode_header(data, b"KVSJRN\xff\n", store)[0] == number, "number")
+            apply_log(data, table, None)
+    told = {}
+    for key, (_, record) in table.items():
+        if record is not None:
+            payload_bytes, place, meta = record
+            payload = b"".join(load(os.path.join(lane, f"data-{segment:04}.seg"))[4096 * at:4096 * (at + units)]
+                               for segment, at, units in place)
+            told[key.hex()] = [meta.decode("ascii"), payload[:payload_bytes].decode("ascii")]
+    return told
+
+
+def check_store(folder):
+    with open(os.path.join(folder, "store.json"), encoding="ascii") as stream:
+        expected = json.load(stream)
+    found = decode_store(os.path.join(folder, "store"))
+    return [] if found == expected else [f"store: {found}, expected {expected}"]
+
+
 def load(path):
     with open(path, "rb") as stream:
         return stream.read()
@@ -135,6 +233,6 @@ if __name__ == "__main__":
     if len(sys.argv) == 3:
         print(json.dumps(decode(load(sys.argv[1]), load(sys.argv[2])), indent=1))
     else:
-        found = check(sys.argv[1])
+        found = check(sys.argv[1]) + check_store(sys.argv[1])
         print("\n".join(found) or "golden records: as expected")
         sys.exit(1 if found else 0)

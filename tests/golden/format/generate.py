@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the golden records of format version 1 from lib/format/FORMAT.md alone; kept to show where they come from.
+"""Writes the golden files of format version 1 from lib/format/FORMAT.md alone; kept to show where they come from.
 
 usage: generate.py   (in this folder; needs the package xxhash, which the tests do not)
 
-NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say.
+NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say. store/ is a segment store, and
+store.json what is in it.
 """
 
 import json
+import os
 import struct
 
 import xxhash
@@ -116,5 +118,64 @@ def main():
         stream.write("\n")
 
 
+STORE = bytes(range(0x40, 0x50))
+
+
+def sealed_at(head, size):
+    """A structure that stands for itself: its checksum, seeded with 0, is its end."""
+    head = head[:8] + struct.pack("<II", 1, size) + head[8:]
+    return head + struct.pack("<Q", checksum(head, 0))
+
+
+def super_copy(epoch):
+    return sealed_at(b"KVSSUP\xff\n" + STORE + struct.pack("<QQQ", epoch, 1 << 26, 0), 64)
+
+
+def log_header(magic, number, salt, entries=0, body_bytes=0):
+    return sealed_at(magic + STORE + struct.pack("<QQQQQ", 2, number, salt, entries, body_bytes), 80).ljust(4096, b"\0")
+
+
+def entry(kind, sequence, key, salt, offset, payload_bytes=0, extents=(), meta=b""):
+    rest = struct.pack("<Q32s", sequence, key)
+    if kind == 1:
+        rest += struct.pack("<QII", payload_bytes, 0, 0) + b"".join(struct.pack("<III", *e) for e in extents) + meta
+    rest += bytes(-(16 + len(rest)) % 8)
+    start = struct.pack("<IBBH", 16 + len(rest), kind, len(extents), len(meta))
+    return start + struct.pack("<Q", checksum(start + rest, salt + offset & MASK)) + rest
+
+
+def store_files():
+    """Three records: one of a checkpoint, one in two extents, replaced in a journal, an empty one. A fourth is gone."""
+    one, two, empty, gone = (bytes([n]) * 32 for n in (1, 2, 3, 4))
+    epoch = 2 << 40
+    body = b""
+    for fields in ((1, epoch, one, 5, [(0, 0, 1)], b"meta one"), (1, epoch + 1, two, 4, [(0, 1, 1)], b"older"),
+                   (1, epoch + 2, gone, 4, [(0, 2, 1)], b"")):
+        kind, sequence, key, size, extents, meta = fields
+        body += entry(kind, sequence, key, 1000, 4096 + len(body), size, extents, meta)
+    journal = log_header(b"KVSJRN\xff\n", 3, 2000)
+    journal += entry(1, epoch + 3, two, 2000, len(journal), 4096 + 6, [(0, 4, 1), (0, 3, 1)], b"meta two")
+    journal += entry(2, epoch + 4, gone, 2000, len(journal))
+    journal = journal.ljust(8192, b"\0")  # the next flush
+    journal += entry(1, epoch + 5, empty, 2000, len(journal), 0, [], b"")
+    units = [b"first", b"gone", b"gone", b"second", b"A" * 4096]
+    return {"super": super_copy(2).ljust(4096, b"\0") + super_copy(1),
+            "lanes/0/checkpoint-a.ckp": log_header(b"KVSCKP\xff\n", 3, 1000, 3, len(body)) + body,
+            "lanes/0/journal-0003.log": journal,
+            "lanes/0/data-0000.seg": b"".join(unit.ljust(4096, b"\0") for unit in units)}
+
+
+def write_store():
+    os.makedirs("store/lanes/0", exist_ok=True)
+    for name, data in store_files().items():
+        with open(os.path.join("store", name), "wb") as stream:
+            stream.write(data)
+    told = {"01" * 32: ["meta one", "first"], "02" * 32: ["meta two", "A" * 4096 + "second"], "03" * 32: ["", ""]}
+    with open("store.json", "w", encoding="ascii") as stream:
+        json.dump(told, stream, indent=1)
+        stream.write("\n")
+
+
 if __name__ == "__main__":
     main()
+    write_store()

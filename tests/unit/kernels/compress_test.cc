@@ -2,7 +2,7 @@
 // `compress` is pooling, emitting and converting, bit for bit on the same level: over formats, types, profiles, ratios
 // and cuts. bf16 inputs mean what their widened floats mean. An error leaves everything untouched.
 #include <algorithm>
-#include <numeric>
+#include <iterator>
 
 #include "tests/unit/kernels/kernel_test.h"
 
@@ -297,6 +297,31 @@ TEST_CASE("compress is its three steps, bit for bit, and leaves the same state")
         }
       }
     }
+  }
+}
+
+TEST_CASE("blocks that round to half of the largest code, NaN, infinities and nothing pack as their quantised rows") {
+  const Shape c = {"rows", 1, false, 64, 0, KVSTRATA_KERNELS_FORMAT_V41_WINDOW, kNoNorm, KVSTRATA_KERNELS_PROFILE_Q};
+  // The largest number of a token's first block; the others of the block spread over all of E4M3's range below it.
+  const float largest[] = {228.0f,  3.5f,   57.0f,  225.0f * 0x1p-30f, kNan, kInfinity, 0.0f, 1e-4f,
+                           5.4e-5f, 232.0f, 448.0f, 225.0f * 0x1p100f};
+  const uint64_t tokens = std::size(largest);
+  Input in = MakeInput(c, tokens, KVSTRATA_KERNELS_F32, 141);
+  for (uint64_t n = 0; n < tokens; ++n) {
+    for (uint32_t j = 0; j < 32; ++j) {
+      in.values[n * in.stride + j] = (j % 2 == 0 ? largest[n] : -largest[n]) *
+                                     std::ldexp(1.0f + 0.03f * static_cast<float>(j), -1 - static_cast<int>(j) / 2);
+    }
+    in.values[n * in.stride + 7] = largest[n];
+  }
+  for (const kvstrata_kernels* k : Levels()) {
+    CAPTURE(k->name);
+    Output got = MakeOutput(c, tokens);
+    Output expected = got;
+    State state = FreshState(c);
+    REQUIRE(Run(*k, CompressArgs(c, in, state, 0, tokens, KVSTRATA_KERNELS_PACKED, got)) == 0);
+    RunParts(*k, c, CompressArgs(c, in, state, 0, tokens, KVSTRATA_KERNELS_PACKED, expected));
+    CHECK(got == expected);
   }
 }
 

@@ -11,7 +11,6 @@
 
 #include "lib/base/random.h"
 #include "lib/base/status.h"
-#include "lib/storage/file.h"
 #include "lib/storage/memory.h"
 #include "lib/storage/segment/segment_storage.h"
 #include "tests/support/blocking_storage.h"
@@ -42,15 +41,6 @@ struct Backend {
   std::unique_ptr<storage::Storage> store;
 };
 
-std::unique_ptr<storage::Storage> OpenFile(Backend& backend) {
-  storage::FileOptions options;
-  options.path = backend.directory / "store";
-  options.os = &backend.os;
-  auto opened = storage::FileStorage::Open(options);
-  REQUIRE(opened.ok());
-  return std::move(*opened);
-}
-
 std::unique_ptr<storage::Storage> OpenSegment(Backend& backend) {
   storage::SegmentOptions options;
   options.path = backend.directory / "store";
@@ -67,11 +57,6 @@ std::unique_ptr<storage::Storage> Memory() {
 
 std::unique_ptr<Backend> Make(const std::string& kind) {
   auto backend = std::make_unique<Backend>();
-  if (kind == "file") backend->store = OpenFile(*backend);
-  if (kind == "file in small pieces") {
-    backend->os.LimitTransfers(13);
-    backend->store = OpenFile(*backend);
-  }
   if (kind == "segment") backend->store = OpenSegment(*backend);
   if (kind == "segment in small pieces") {
     backend->os.LimitTransfers(13);
@@ -88,7 +73,7 @@ std::unique_ptr<Backend> Make(const std::string& kind) {
 }
 
 std::string AnyBackend() {
-  return GENERATE("memory", "file", "file in small pieces", "segment", "segment in small pieces", "faulty");
+  return GENERATE("memory", "segment", "segment in small pieces", "faulty");
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 
 #include "lib/base/bytes.h"
 #include "lib/base/status.h"
-#include "lib/storage/file.h"
+#include "lib/storage/segment/segment_storage.h"
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/faulty_os.h"
@@ -43,10 +43,12 @@ struct Outcome {
 };
 
 void Prepare(FaultyOs& os, const std::string& path) {
-  storage::FileOptions options;
+  storage::SegmentOptions options;
   options.path = path;
   options.os = &os;
-  auto store = storage::FileStorage::Open(options);
+  options.capacity_bytes = 8 << 20;
+  options.flush_ms = 0;
+  auto store = storage::SegmentStorage::Open(options);
   REQUIRE(store.ok());
   REQUIRE(PutNow(**store, KeyOf(1), kOlder, "meta").status.ok());
   REQUIRE(PutNow(**store, KeyOf(2), kOther, "meta").status.ok());
@@ -64,11 +66,13 @@ void CheckRead(storage::Storage& store, uint64_t key, const std::vector<std::str
 
 Outcome Run(FaultyOs& os, const std::string& path) {
   Outcome outcome;
-  storage::FileOptions options;
+  storage::SegmentOptions options;
   options.path = path;
   options.os = &os;
+  options.capacity_bytes = 8 << 20;
+  options.flush_ms = 0;
   options.io_threads = 1;
-  auto opened = storage::FileStorage::Open(options);
+  auto opened = storage::SegmentStorage::Open(options);
   if (!opened.ok()) return outcome;
   outcome.opened = true;
   storage::Storage& store = **opened;
@@ -86,16 +90,18 @@ Outcome Run(FaultyOs& os, const std::string& path) {
 }
 
 void CheckAfterwards(FaultyOs& os, const std::string& path, const Outcome& outcome) {
-  storage::FileOptions options;
+  storage::SegmentOptions options;
   options.path = path;
   options.os = &os;
-  auto store = storage::FileStorage::Open(options);
+  options.capacity_bytes = 8 << 20;
+  options.flush_ms = 0;
+  auto store = storage::SegmentStorage::Open(options);
   REQUIRE(store.ok());
   CheckRead(**store, 1, {kOlder, kNewer});
   CheckRead(**store, 2, {kOther});
   if (!outcome.opened) CHECK(ReadNow(**store, KeyOf(1)).value_or("") == kOlder);
   if (outcome.put && outcome.synced) CHECK(ReadNow(**store, KeyOf(1)).value_or("") == kNewer);
-  if (outcome.removed) CHECK_FALSE((*store)->Stat(KeyOf(2)).value().has_value());
+  if (outcome.removed && outcome.synced) CHECK_FALSE((*store)->Stat(KeyOf(2)).value().has_value());
   std::vector<storage::ListEntry> entries;
   REQUIRE(ListAll(**store, 10, &entries).ok());
   for (const storage::ListEntry& entry : entries) CHECK(ReadNow(**store, entry.key).ok());
@@ -103,7 +109,7 @@ void CheckAfterwards(FaultyOs& os, const std::string& path, const Outcome& outco
   for (const storage::ListEntry& entry : entries) REQUIRE((*store)->Remove(entry.key).ok());
   TempDir fresh(TempDir::Place::kMemory);
   options.path = fresh / "store";
-  auto empty = storage::FileStorage::Open(options);
+  auto empty = storage::SegmentStorage::Open(options);
   REQUIRE(empty.ok());
   CHECK((*store)->UsedBytes() == (*empty)->UsedBytes());
 }
