@@ -121,7 +121,7 @@ struct cache_options {
   std::uint32_t high_percent = 0;             ///< of capacity_bytes: a put that would pass it evicts first; 0 = 100
   std::uint32_t low_percent = 0;              ///< ... down to this; 0 = high_percent
   std::uint64_t ghost_bytes = 0;              ///< memory for keys of blocks that are not there; 0 = 4 MiB where needed
-  std::uint64_t keep_free_bytes = 0;          ///< of the file system; 0 = no floor
+  std::uint64_t keep_free_bytes = 0;          ///< of the storage's medium, if it tells; 0 = no floor
   const kvstrata_storage* storage = nullptr;  ///< a C storage; excludes path. C++ classes: storage_adapter
   const kvstrata_device* device = nullptr;    ///< for buffers in device memory
   const kvstrata_allocator* allocator = nullptr;  ///< staging memory; must outlive every handle of the cache
