@@ -37,7 +37,7 @@ struct SegmentStorage::State {
         pool(
             options.max_requests, [this](const Request& request) { return Carry(request); },
             [this] { gate.LeaveRequest(); }),
-        // A flush that fails drops what it was for, and the next Sync of a broken store says why.
+        // A flush that fails drops what it was for, and the next Sync says so.
         flusher([this] { static_cast<void>(store->Flush()); }, std::chrono::milliseconds(options.flush_ms)),
         flushes_late(options.flush_ms != 0 && !options.read_only) {
     limits.durable_sync = !options.read_only;
@@ -124,7 +124,7 @@ absl::Status SegmentStorage::Remove(const Key& key) {
 
 absl::Status SegmentStorage::Sync() {
   const GatePass pass(state_->gate);
-  return pass.status().ok() ? state_->store->Flush() : pass.status();
+  return pass.status().ok() ? state_->store->Sync() : pass.status();
 }
 
 absl::Status SegmentStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {

@@ -82,6 +82,8 @@ class SegmentStore {
   absl::Status Remove(const Key& key);
   // Makes all that was put and removed before the call durable; begins a new checkpoint when the journals have grown.
   absl::Status Flush();
+  // Flushes, and fails as well where an earlier flush has failed that no Sync has told of: what had completed is gone.
+  absl::Status Sync();
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page);
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const;
   uint64_t UsedBytes() const { return used_bytes_.load(); }
@@ -164,7 +166,7 @@ class SegmentStore {
   Batch TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status WriteBatch(Batch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   void CommitBatch(const Batch& batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  void DropUnsynced();
+  void DropUnsynced(const absl::Status& why);
   absl::Status StartJournal(std::unique_ptr<LogWriter>* journal, uint16_t* slot)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   uint16_t AddLog(Log log);
@@ -221,6 +223,9 @@ class SegmentStore {
   uint64_t quarantined_units_ ABSL_GUARDED_BY(mutex_) = 0;
   // Flushes of payload that failed: a put that had begun before cannot know whether its bytes were among the lost.
   uint64_t lost_flushes_ ABSL_GUARDED_BY(mutex_) = 0;
+  absl::Status last_loss_ ABSL_GUARDED_BY(mutex_);
+  // How many of them a Sync that has returned knew of.
+  uint64_t told_losses_ ABSL_GUARDED_BY(mutex_) = 0;
   // By number; 0 is none.
   std::vector<Log> logs_ ABSL_GUARDED_BY(mutex_);
   SegmentStats stats_ ABSL_GUARDED_BY(mutex_);

@@ -24,6 +24,20 @@ absl::Status SegmentStore::Flush() {
   return FlushLocked();
 }
 
+// Two at one time both tell: each compares with what was told when it began.
+absl::Status SegmentStore::Sync() {
+  uint64_t told = 0;
+  {
+    base::MutexLock lock(mutex_);
+    told = told_losses_;
+  }
+  absl::Status status = Flush();
+  base::MutexLock lock(mutex_);
+  if (status.ok() && lost_flushes_ > told) status = last_loss_;
+  told_losses_ = lost_flushes_;
+  return status;
+}
+
 absl::Status SegmentStore::FlushLocked() {
   {
     base::MutexLock lock(mutex_);
@@ -33,7 +47,7 @@ absl::Status SegmentStore::FlushLocked() {
   absl::Status status = data_->Sync();
   if (status.ok() && !batch.items.empty()) status = WriteBatch(&batch);
   if (!status.ok()) {
-    DropUnsynced();
+    DropUnsynced(status);
     return status;
   }
   CommitBatch(batch);
@@ -132,9 +146,10 @@ void SegmentStore::CommitBatch(const Batch& batch) {
 
 // What is not durable now never will be. Records that no journal has named give their units back at once; with a broken
 // journal nobody asks for units any more.
-void SegmentStore::DropUnsynced() {
+void SegmentStore::DropUnsynced(const absl::Status& why) {
   base::MutexLock lock(mutex_);
   ++lost_flushes_;
+  last_loss_ = why;
   for (auto& [key, change] : changes_) {
     const std::optional<Id> id = table_.Find(key);
     if (!id.has_value()) continue;

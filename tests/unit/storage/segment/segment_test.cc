@@ -832,6 +832,45 @@ TEST_CASE("records whose flush fails become misses, and nothing is flushed again
   CHECK(store->Sync().ok());
 }
 
+TEST_CASE("a late flush that fails is told by the next sync, once") {
+  TempDir directory(TempDir::Place::kMemory);
+  FaultyOs os;
+  storage::SegmentOptions options = Options(directory / "store");
+  options.os = &os;
+  options.flush_ms = 1;
+  const Store store = Open(options);
+  REQUIRE(PutNow(*store, KeyOf(0), "durable").status.ok());
+  REQUIRE(store->Sync().ok());  // the segment's name, too, whose loss would never be made good
+  os.FailWhere([](OsCall call, const char*) { return call == OsCall::kSync; }, EIO);
+  REQUIRE(PutNow(*store, KeyOf(1), "lost").status.ok());
+  REQUIRE(kvstrata::test::WaitFor([&] { return store->stats().dropped_by_sync == 1; }));
+  REQUIRE_FALSE(store->Sync().ok());  // waits for the late one to end
+  os.FailNothing();
+  CHECK(store->Sync().ok());
+}
+
+TEST_CASE("a flush that a lack of units brought about fails, and the next sync tells") {
+  TempDir directory(TempDir::Place::kMemory);
+  FaultyOs os;
+  storage::SegmentOptions options = Options(directory / "store");
+  options.os = &os;
+  const Store store = Open(options);
+  const std::string payload(300'000, 'p');
+  REQUIRE(PutNow(*store, KeyOf(0), payload).status.ok());
+  REQUIRE(store->Sync().ok());
+  REQUIRE(store->Remove(KeyOf(0)).ok());
+  // One flush fails: the one that is to free the first record's units when the store is full.
+  std::atomic<bool> failed{false};
+  os.FailWhere([&](OsCall call, const char*) { return call == OsCall::kSync && !failed.exchange(true); }, EIO);
+  uint64_t stored = 1;
+  for (; PutNow(*store, KeyOf(stored), payload).status.ok() && !failed; ++stored) REQUIRE(stored < 100);
+  os.FailNothing();
+  REQUIRE(failed);
+  CHECK_FALSE(store->Stat(KeyOf(1)).value().has_value());
+  CHECK(CodeOf(store->Sync()) == Code::kIo);
+  CHECK(store->Sync().ok());
+}
+
 TEST_CASE("a flush that fails while a put is being written fails the put") {
   TempDir directory(TempDir::Place::kMemory);
   FaultyOs os;
