@@ -341,7 +341,11 @@ void ExpectRows(Case& c, const Shape& s, const Emission& e, const std::vector<fl
 Emission MakeEmission(Case& c, const Shape& s) {
   Emission e{};
   e.profile = static_cast<int32_t>(c.rng.Between(1, 3));
-  e.weight = c.rng.Chance(80) ? c.Input(c.Numbers(s.width, Fill::kPlain)) : nullptr;
+  std::vector<float> weights = c.Numbers(s.width, Fill::kPlain);
+  if (c.rng.Chance(25)) {  // rows around and below the floor of a block's largest magnitude
+    for (float& weight : weights) weight = std::ldexp(weight, -static_cast<int>(c.rng.Between(10, 20)));
+  }
+  e.weight = c.rng.Chance(80) ? c.Input(weights) : nullptr;
   std::vector<float> table;
   e.frequencies = Frequencies(c, s.rope_dims, table);
   e.output_type = static_cast<int32_t>(c.rng.Below(s.format == KVSTRATA_KERNELS_FORMAT_NONE ? 2 : 3));
