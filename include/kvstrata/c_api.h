@@ -245,7 +245,7 @@ typedef struct kvstrata_layout_info {
   uint64_t block_bytes;          /* all rows streams, one block                                                     */
   uint64_t exact_replay_tokens;  /* (window-1)*layers; 0 where replay cannot rebuild the state                      */
   double bytes_per_token;        /* rows streams without draft layers                                               */
-  uint8_t digest[16];            /* XXH3-128 of the canonical text                                                  */
+  uint8_t digest[16];            /* of the canonical text, as a chain's root (FORMAT.md), high byte first         */
 } kvstrata_layout_info;
 
 KVSTRATA_API kvstrata_status kvstrata_layout_get_info(const kvstrata_layout* layout, kvstrata_layout_info* out,
