@@ -30,14 +30,14 @@ std::string PayloadOf(uint64_t number) {
   return std::string(number * 7919 % 20000, static_cast<char>('a' + number % 26));
 }
 
-// Puts, replaces and removes few keys in batches, for ever. Says through the pipe when the store is open.
+// Puts, replaces and removes few keys in batches, for ever. Says through the pipe when there is something to find.
 [[noreturn]] void PutUntilKilled(const std::string& path, int ready) {
   storage::SegmentOptions options;
   options.path = path;
   options.capacity_bytes = 1 << 20;
   options.journal_bytes = 20'000;  // a checkpoint now and then
   auto store = storage::SegmentStorage::Open(options);
-  if (!store.ok() || write(ready, "x", 1) != 1) _exit(1);
+  if (!store.ok()) _exit(1);
   for (uint64_t round = 0;; ++round) {
     constexpr size_t kBatch = 8;
     std::vector<std::string> texts(2 * kBatch);
@@ -56,6 +56,7 @@ std::string PayloadOf(uint64_t number) {
     completions.Wait();
     if (!(*store)->Remove(KeyOf(round % 20)).ok()) _exit(3);
     if (round % 5 == 0 && !(*store)->Sync().ok()) _exit(4);
+    if (round == 0 && write(ready, "x", 1) != 1) _exit(5);
   }
 }
 
@@ -66,8 +67,8 @@ void KillAfter(const std::string& path, std::chrono::microseconds time) {
   REQUIRE(child >= 0);
   if (child == 0) PutUntilKilled(path, ready[1]);
   close(ready[1]);
-  char opened = 0;
-  const ssize_t got = read(ready[0], &opened, 1);
+  char synced = 0;
+  const ssize_t got = read(ready[0], &synced, 1);
   close(ready[0]);
   std::this_thread::sleep_for(time);
   kill(child, SIGKILL);
