@@ -122,9 +122,12 @@ HWY_INLINE void PrefetchAhead(const RowGroup<T>& g, uint32_t s, uint32_t j, uint
   __builtin_prefetch(g.values[s] + g.values_ahead + j + v * FloatLanes(), 0, 2);
 }
 
-// What a group adds to: some vectors' greatest gates and sums.
+// What a group adds to: some vectors' greatest gates and sums. The constructor is written out, as GCC makes an implicit
+// one without the options of the target, and could then not inline NEON's vectors' own.
 template <class P>
 struct PartSums {
+  HWY_INLINE PartSums() {}
+
   FloatVec greatest[P::kVectors];
   FloatVec weights[P::kVectors];
   FloatVec sums[P::kVectors];
