@@ -192,7 +192,32 @@ def rust_layout_test(data):
     return "\n".join(out) + "\n"
 
 
+# --- The conformance drivers in C and C++ look members up by name.
+
+
+ANSWERS = ("kvstrata_layout_info", "kvstrata_close_info", "kvstrata_stats", "kvstrata_verify_info",
+           "kvstrata_namespace_info", "kvstrata_match_info", "kvstrata_plan_result", "kvstrata_commit_info")
+MEMBER_KINDS = {"int32_t": "i", "kvstrata_status": "i", "double": "d", "uint8_t": "b", "char": "c"}
+
+
+def members_text(data):
+    out = ["/* SPDX-License-Identifier: Apache-2.0 */",
+           f"/* The members of the structs that the API fills. {NOTICE}",
+           " *",
+           " * Kinds: u unsigned, i signed, d double, b bytes, c text. */",
+           "#pragma once", "", "#include <stdint.h>", "", "typedef struct answer_member {", "  const char* owner;",
+           "  const char* name;", "  uint32_t offset, size, count;", "  char kind;", "} answer_member;", "",
+           "static const answer_member kAnswerMembers[] = {"]
+    for owner in ANSWERS:
+        for member in data["structs"][owner]["members"]:
+            kind = MEMBER_KINDS.get(member["type"], "u")
+            out.append(f'    {{"{owner}", "{member["name"]}", {member["offset"]}, {member["size"]}, '
+                       f"{member.get('count', 1)}, '{kind}'}},")
+    return "\n".join(out + ["};"]) + "\n"
+
+
 def generate(data):
     return {"examples/python/kvstrata/_abi.py": python_text(data),
             "examples/rust/kvstrata-sys/src/lib.rs": rust_text(data),
-            "examples/rust/kvstrata-sys/tests/layout.rs": rust_layout_test(data)}
+            "examples/rust/kvstrata-sys/tests/layout.rs": rust_layout_test(data),
+            "tests/conformance/members.h": members_text(data)}

@@ -90,6 +90,10 @@ KVSTRATA_FORM_RING = 1
 KVSTRATA_FORM_PAGES = 2
 KVSTRATA_FORM_SLOTS = 3
 KVSTRATA_CACHE_READ_ONLY = 1
+KVSTRATA_EVICT_LRU = 0
+KVSTRATA_EVICT_FREQUENCY = 1
+KVSTRATA_ADMIT_ALWAYS = 0
+KVSTRATA_ADMIT_SECOND_SIGHT = 1
 KVSTRATA_EVENT_BLOCK_STORED = 1
 KVSTRATA_EVENT_BLOCK_REMOVED = 2
 KVSTRATA_EVENT_SNAPSHOT_STORED = 3
@@ -134,6 +138,9 @@ KVSTRATA_PLAN_FAILED = 5
 KVSTRATA_WRITER_NO_ADMIT = 1
 KVSTRATA_WRITER_NO_SNAPSHOTS = 2
 KVSTRATA_WRITER_ADMIT_INEXACT = 4
+KVSTRATA_PRIORITY_NORMAL = 0
+KVSTRATA_PRIORITY_LOW = 1
+KVSTRATA_PRIORITY_HIGH = 2
 KVSTRATA_COMMIT_DURABLE = 1
 KVSTRATA_COMMIT_OUTPUT_END = 2
 
@@ -355,6 +362,12 @@ class kvstrata_cache_options(Structure):
         ("io_timeout_ms", c_uint64),
         ("io_threads", c_uint32),
         ("max_blocks", c_uint32),
+        ("eviction_policy", c_int32),
+        ("admission", c_int32),
+        ("high_percent", c_uint32),
+        ("low_percent", c_uint32),
+        ("ghost_bytes", c_uint64),
+        ("keep_free_bytes", c_uint64),
     ]
 
 
@@ -427,6 +440,8 @@ class kvstrata_stats(Structure):
         ("skipped_too_new", c_uint64),
         ("foreign_layout_bytes", c_uint64),
         ("inexact_dropped", c_uint64),
+        ("blocks_expired", c_uint64),
+        ("blocks_not_admitted", c_uint64),
     ]
 
 
@@ -602,6 +617,8 @@ class kvstrata_writer_options(Structure):
         ("wait_ms", c_uint64),
         ("stream", c_void_p),
         ("plan", c_void_p),
+        ("priority", c_int32),
+        ("ttl_seconds", c_uint32),
     ]
 
 

@@ -95,6 +95,10 @@ pub const KVSTRATA_FORM_RING: i32 = 1;
 pub const KVSTRATA_FORM_PAGES: i32 = 2;
 pub const KVSTRATA_FORM_SLOTS: i32 = 3;
 pub const KVSTRATA_CACHE_READ_ONLY: i32 = 1;
+pub const KVSTRATA_EVICT_LRU: i32 = 0;
+pub const KVSTRATA_EVICT_FREQUENCY: i32 = 1;
+pub const KVSTRATA_ADMIT_ALWAYS: i32 = 0;
+pub const KVSTRATA_ADMIT_SECOND_SIGHT: i32 = 1;
 pub const KVSTRATA_EVENT_BLOCK_STORED: i32 = 1;
 pub const KVSTRATA_EVENT_BLOCK_REMOVED: i32 = 2;
 pub const KVSTRATA_EVENT_SNAPSHOT_STORED: i32 = 3;
@@ -139,6 +143,9 @@ pub const KVSTRATA_PLAN_FAILED: i32 = 5;
 pub const KVSTRATA_WRITER_NO_ADMIT: i32 = 1;
 pub const KVSTRATA_WRITER_NO_SNAPSHOTS: i32 = 2;
 pub const KVSTRATA_WRITER_ADMIT_INEXACT: i32 = 4;
+pub const KVSTRATA_PRIORITY_NORMAL: i32 = 0;
+pub const KVSTRATA_PRIORITY_LOW: i32 = 1;
+pub const KVSTRATA_PRIORITY_HIGH: i32 = 2;
 pub const KVSTRATA_COMMIT_DURABLE: i32 = 1;
 pub const KVSTRATA_COMMIT_OUTPUT_END: i32 = 2;
 
@@ -506,6 +513,12 @@ pub struct kvstrata_cache_options {
     pub io_timeout_ms: u64,
     pub io_threads: u32,
     pub max_blocks: u32,
+    pub eviction_policy: i32,
+    pub admission: i32,
+    pub high_percent: u32,
+    pub low_percent: u32,
+    pub ghost_bytes: u64,
+    pub keep_free_bytes: u64,
 }
 impl Default for kvstrata_cache_options {
     fn default() -> Self {
@@ -594,6 +607,8 @@ pub struct kvstrata_stats {
     pub skipped_too_new: u64,
     pub foreign_layout_bytes: u64,
     pub inexact_dropped: u64,
+    pub blocks_expired: u64,
+    pub blocks_not_admitted: u64,
 }
 impl Default for kvstrata_stats {
     fn default() -> Self {
@@ -873,6 +888,8 @@ pub struct kvstrata_writer_options {
     pub wait_ms: u64,
     pub stream: *mut c_void,
     pub plan: *const kvstrata_plan,
+    pub priority: i32,
+    pub ttl_seconds: u32,
 }
 impl Default for kvstrata_writer_options {
     fn default() -> Self {

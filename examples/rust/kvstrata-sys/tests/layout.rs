@@ -200,7 +200,7 @@ fn kvstrata_allocator_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_cache_options_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_cache_options>(), 96);
+    assert_eq!(size_of::<kvstrata_cache_options>(), 128);
     assert_eq!(offset_of!(kvstrata_cache_options, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_cache_options, flags), 4);
     assert_eq!(offset_of!(kvstrata_cache_options, path), 8);
@@ -215,6 +215,12 @@ fn kvstrata_cache_options_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_cache_options, io_timeout_ms), 80);
     assert_eq!(offset_of!(kvstrata_cache_options, io_threads), 88);
     assert_eq!(offset_of!(kvstrata_cache_options, max_blocks), 92);
+    assert_eq!(offset_of!(kvstrata_cache_options, eviction_policy), 96);
+    assert_eq!(offset_of!(kvstrata_cache_options, admission), 100);
+    assert_eq!(offset_of!(kvstrata_cache_options, high_percent), 104);
+    assert_eq!(offset_of!(kvstrata_cache_options, low_percent), 108);
+    assert_eq!(offset_of!(kvstrata_cache_options, ghost_bytes), 112);
+    assert_eq!(offset_of!(kvstrata_cache_options, keep_free_bytes), 120);
 }
 
 #[test]
@@ -228,7 +234,7 @@ fn kvstrata_close_info_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_stats_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_stats>(), 576);
+    assert_eq!(size_of::<kvstrata_stats>(), 592);
     assert_eq!(offset_of!(kvstrata_stats, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_stats, reserved0), 4);
     assert_eq!(offset_of!(kvstrata_stats, lookups), 8);
@@ -287,6 +293,8 @@ fn kvstrata_stats_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_stats, skipped_too_new), 552);
     assert_eq!(offset_of!(kvstrata_stats, foreign_layout_bytes), 560);
     assert_eq!(offset_of!(kvstrata_stats, inexact_dropped), 568);
+    assert_eq!(offset_of!(kvstrata_stats, blocks_expired), 576);
+    assert_eq!(offset_of!(kvstrata_stats, blocks_not_admitted), 584);
 }
 
 #[test]
@@ -453,7 +461,7 @@ fn kvstrata_plan_segment_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_writer_options_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_writer_options>(), 48);
+    assert_eq!(size_of::<kvstrata_writer_options>(), 56);
     assert_eq!(offset_of!(kvstrata_writer_options, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_writer_options, flags), 4);
     assert_eq!(offset_of!(kvstrata_writer_options, restart_multiple), 8);
@@ -462,6 +470,8 @@ fn kvstrata_writer_options_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_writer_options, wait_ms), 24);
     assert_eq!(offset_of!(kvstrata_writer_options, stream), 32);
     assert_eq!(offset_of!(kvstrata_writer_options, plan), 40);
+    assert_eq!(offset_of!(kvstrata_writer_options, priority), 48);
+    assert_eq!(offset_of!(kvstrata_writer_options, ttl_seconds), 52);
 }
 
 #[test]
