@@ -10,7 +10,7 @@
 //       nothing is written any more: broken_ says why.
 //   I4. UsedBytes() counts a put from before its first byte is written.
 //
-// Locks: flush_mutex_ before mutex_. mutex_ is never held over input or output, but for the making of a segment's map.
+// Locks: flush_mutex_ before mutex_. mutex_ is never held over input or output.
 //
 // Thread rule: all functions on any thread at once, Open and the destructor excepted.
 #pragma once
