@@ -191,7 +191,7 @@ PLANTED = (
     ("lib/a.cc", SPDX + "void f() { options.signal(1); signal(user); }\n", ""),
     ("lib/a.cc", SPDX + "void f() { signal(SIGPIPE, SIG_IGN); }\n", "whole process"),
     ("lib/a.h", SPDX + "int x;\n", "pragma once"),
-    ("kernels/cpu/a-inl.h", SPDX + "int x;\n", ""),
+    ("lib/user-inl.h", SPDX + "int x;\n", "nobody includes"),
     ("include/kvstrata/a.h", SPDX + GUARD + "#endif\n", ""),
     ("include/kvstrata/a.h", SPDX + "#define KVSTRATA_A_H\n", "include guard"),
     ("include/kvstrata/a.h", SPDX + GUARD + "#ifdef KVSTRATA_CUDA\n#endif\n#endif\n", "in a public header"),
