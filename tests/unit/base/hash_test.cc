@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/base/hash.h"
 
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#include <initializer_list>
 #include <numeric>
 #include <set>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -54,13 +59,39 @@ TEST_CASE("keys are the documented function of bytes") {
         base::Digest128{0x1aa578b12a89824f, 0x8f52ae95703e821a});
 }
 
+TEST_CASE("keys of blocks of every length are the documented hashes of the documented bytes") {
+  const base::BlockDigest parent{{0x0123456789abcdef, 0xfedcba9876543210}, 0x55aa55aa00ff00ff};
+  std::vector<int32_t> tokens(1100);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u);
+  const auto bytes_of = [&](std::initializer_list<uint64_t> words, size_t count) {
+    std::string out;
+    const auto add = [&](uint64_t word) { out.append(reinterpret_cast<const char*>(&word), sizeof word); };
+    for (const uint64_t word : words) add(word);
+    add(count);
+    out.append(reinterpret_cast<const char*>(tokens.data()), count * sizeof(int32_t));
+    add(0);
+    return out;
+  };
+  for (size_t count = 0; count <= tokens.size(); ++count) {
+    INFO("tokens " << count);
+    const std::string to_digest = bytes_of({parent.digest.lo, parent.digest.hi}, count);
+    const std::string to_check = bytes_of({parent.check}, count);
+    const auto key = base::ChainBlock(parent, std::span(tokens).first(count));
+    const XXH128_hash_t digest = XXH3_128bits_withSeed(to_digest.data(), to_digest.size(), 0x6b76737472610002);
+    CHECK(key.digest == base::Digest128{digest.low64, digest.high64});
+    CHECK(key.check == XXH3_64bits_withSeed(to_check.data(), to_check.size(), ~uint64_t{0x6b76737472610002}));
+    const XXH128_hash_t tail = XXH3_128bits_withSeed(to_digest.data(), to_digest.size(), 0x6b76737472610003);
+    CHECK(base::TailDigest(parent, std::span(tokens).first(count)) == base::Digest128{tail.low64, tail.high64});
+  }
+}
+
 TEST_CASE("a key depends on parent, tokens, extra keys and where one ends and the other begins") {
   const auto root = base::RootDigest(Bytes("a"));
   const std::vector<int32_t> tokens = {1, 2, 3, 4};
   const auto plain = base::ChainBlock(root, tokens);
   std::vector<base::BlockDigest> others = {
       base::ChainBlock(base::RootDigest(Bytes("b")), tokens), base::ChainBlock(plain, tokens),
-      base::ChainBlock(root, std::span(tokens).first(3)),     base::ChainBlock(root, tokens, Bytes("x")),
+      base::ChainBlock(root, std::span(tokens).first(3)), base::ChainBlock(root, tokens, Bytes("x")),
       base::ChainBlock(root, tokens, Bytes(std::string_view("\0", 1)))};
   // The last token moved, byte for byte, into the extra keys.
   others.push_back(base::ChainBlock(root, std::span(tokens).first(3), std::as_bytes(std::span(tokens).subspan(3))));
