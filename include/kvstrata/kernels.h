@@ -298,11 +298,11 @@ enum { KVSTRATA_KERNELS_POOL_OVERLAP = 1 };
  * entry; [w,2w) the C half, used when it is the current one), else c = w. Token s has value u_s and gate z_s + APE[s
  * mod m]. Entry i, for every channel j apart: softmax over the gates of block i-1 (P half; only with OVERLAP and i >
  * 0) and of block i, max-subtracted, fp32; the weighted sum of the values. Summed in this order: previous block,
- * current block, tokens ascending; the division by the sum of weights comes last. A level may take the greatest gate
- * of the first rows and rescale when a later one is greater (online softmax), at rows counted from the entry's first
- * one. With n rows, gates with APE up to G and values up to V in size, two levels differ by at most 4 * (2 G + 4 + 3 n)
- * * 2^-24 * V: a weight's exponent is off by a rounding of a gate, a weight by 2^-24 (1 + 2 * weight), a sum by a
- * rounding per row and three per rescaling, and numerator and denominator both count.
+ * current block, tokens ascending; the division by the sum of weights comes last. A level may subtract another gate
+ * than the greatest as long as nothing overflows by it. With n rows, gates with APE up to G and values up to V in size,
+ * two levels differ by at most 4 * (2 G + 4 + 3 n) * 2^-24 * V: a weight's exponent is off by a rounding of a
+ * difference of gates, a weight by 2^-24 (1 + 3 * weight) where the greatest is near 1 or above, a sum by a rounding
+ * per row, and numerator and denominator both count.
  *
  * State after P tokens, r = P mod m, read on entry and updated on success:
  *   prev_values, prev_gates [m][w]   P half of the last complete block, gates with APE. Not read while P < m (so

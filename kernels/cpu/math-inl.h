@@ -18,9 +18,21 @@ HWY_BEFORE_NAMESPACE();
 namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
+// e^r for |r| <= ln 2 / 2: 1 + r + r^2/2 + r^3 q(r), q with the least greatest error, which is 0.07 * 2^-24.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V ExpReduced(D d, V r) {
+  V p = hn::MulAdd(hn::Set(d, 0.0013863733038306236f), r, hn::Set(d, 0.008367541246116161f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.04166724160313606f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.16666533052921295f));
+  p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  return p;
+}
+
 // e^x for x <= 0, within 1 ulp; below -87 it is 0, NaN stays NaN. The method of reference::ExpNonPositive with a
 // shorter polynomial: x = n ln 2 + r; adding 1.5 * 2^23 + 127 rounds to an integer and leaves n + 127, the exponent of
-// 2^n, in the low bits. e^r = 1 + r + r^2/2 + r^3 q(r), q with the least greatest error, which is 0.07 * 2^-24.
+// 2^n, in the low bits.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V ExpNonPositive(D d, V x) {
   const hn::RebindToUnsigned<D> words;
@@ -30,59 +42,91 @@ HWY_INLINE V ExpNonPositive(D d, V x) {
   // ln 2 in two parts, the first of 15 bits: n times it is exact.
   V r = hn::NegMulAdd(n, hn::Set(d, 0.693145751953125f), x);
   r = hn::NegMulAdd(n, hn::Set(d, 1.42860682030941723e-6f), r);
-  V p = hn::MulAdd(hn::Set(d, 0.0013863733038306236f), r, hn::Set(d, 0.008367541246116161f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.04166724160313606f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.16666533052921295f));
-  p = hn::MulAdd(p, r, hn::Set(d, 0.5f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
-  p = hn::MulAdd(p, r, hn::Set(d, 1.0f));
+  const V p = ExpReduced(d, r);
   // A product, not an addition to the exponent: it keeps NaN.
   const V power = hn::BitCast(d, hn::ShiftLeft<23>(hn::BitCast(words, shifted)));
   return hn::IfThenZeroElse(hn::Lt(x, hn::Set(d, -87.0f)), hn::Mul(p, power));
 }
 
-// The weight of a softmax: 2^t for t <= 0, or above by a rounding of the difference that it is, to within
-// 2^-24 (1 + 2 * 2^t): as close as a sum of weights of which one is 1 can tell, with half the multiplications of
-// ExpNonPositive. Below -125.5 it is 0, NaN stays NaN. t = n + k/K + f with a table of 2^(k/K), one entry for each of
-// the K lanes, and 2^f = 1 + f p(f), p with the least greatest error (0.03 * 2^-24 for 16 lanes, 0.5 * 2^-24 for 8).
-// Adding the magic number rounds to a multiple of 1/K and leaves K n + k in the low bits, which are the table's index
-// and also, shifted up, what lifts its entry to 2^(n + k/K): the entries have k subtracted where it would end up.
-template <class D, class V = hn::Vec<D>>
-HWY_INLINE V Exp2Weight(D d, V t) {
-#if HWY_MAX_BYTES >= 32
-  const hn::RebindToUnsigned<D> words;
+// The weights of a softmax, 2^(x log2(e) - base), base near x0 log2(e) of an x0 that is there from the first, so that
+// no other x has to be seen before. The base is a multiple of 1/K and kept as an anchor, the magic number minus the
+// base. x log2(e) = u + f, u the nearest multiple of 1/K: adding the anchor to the product leaves K (u - base) in the
+// low bits, and both f and what is added are one fused multiply-add off x, exact but for log2(e)'s own rounding.
+struct Exp2Steps {
 #if HWY_MAX_BYTES >= 64
-  constexpr int kShift = 19;
-  constexpr float kMagic = 786432.0f;  // 1.5 * 2^19: spacing 1/16
+  static constexpr int kShift = 19;  // K = 16: one entry of the table for each lane
+#elif HWY_MAX_BYTES >= 32
+  static constexpr int kShift = 20;  // K = 8
+#else
+  static constexpr int kShift = 23;  // K = 1: no table
+#endif
+  static constexpr float kMagic = 1.5f * (1 << kShift);  // spacing 1/K
+  // Where the power of two leaves the floats: 0 from there down, infinity from there up.
+  static constexpr int32_t kMagicBits = 0x3FC00000 + (kShift << 23);
+  static constexpr int32_t kZero = kMagicBits - (127 << (23 - kShift));
+  static constexpr int32_t kInfinity = kMagicBits + (128 << (23 - kShift));
+};
+
+// 2^f for |f| <= 1/(2K): 1 + f p(f), p with the least greatest error (0.03 * 2^-24 for 16 lanes, 0.5 * 2^-24 for 8).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2Fraction(D d, V f) {
+#if HWY_MAX_BYTES >= 64
   constexpr float kCoefficients[] = {0.6931471824645996f, 0.24023430049419403f, 0.05550213158130646f};
+#else
+  constexpr float kCoefficients[] = {0.6931472420692444f, 0.24025769531726837f, 0.055496204644441605f};
+#endif
+  if constexpr (Exp2Steps::kShift == 23) return ExpReduced(d, hn::Mul(f, hn::Set(d, 0.693147180559945309f)));
+  V p = hn::MulAdd(hn::Set(d, kCoefficients[2]), f, hn::Set(d, kCoefficients[1]));
+  p = hn::MulAdd(p, f, hn::Set(d, kCoefficients[0]));
+  return hn::MulAdd(p, f, hn::Set(d, 1.0f));
+}
+
+// `bits` has K n + k in its low bits: 2^(n + k/K). The table's entries have k subtracted where it ends up when it is
+// shifted up with n.
+template <class D, class W = hn::RebindToUnsigned<D>>
+HWY_INLINE hn::Vec<D> Exp2Whole(D d, hn::Vec<W> bits) {
+  const W words;
+#if HWY_MAX_BYTES >= 64
   alignas(64) static constexpr uint32_t kTable[] = {
       0x3F800000, 0x3F7DAAC3, 0x3F7B95C2, 0x3F79C3D3, 0x3F7837F0, 0x3F76F532, 0x3F75FED7, 0x3F75583F,
       0x3F7504F3, 0x3F7508A4, 0x3F75672A, 0x3F76248C, 0x3F7744FD, 0x3F78CCDF, 0x3F7AC0C7, 0x3F7D257D};
-#else
-  constexpr int kShift = 20;
-  constexpr float kMagic = 1572864.0f;  // 1.5 * 2^20: spacing 1/8
-  constexpr float kCoefficients[] = {0.6931472420692444f, 0.24025769531726837f, 0.055496204644441605f};
+  const auto entry = hn::TableLookupLanes(hn::Load(words, kTable), hn::IndicesFromVec(words, bits));
+#elif HWY_MAX_BYTES >= 32
   alignas(32) static constexpr uint32_t kTable[] = {0x3F800000, 0x3F7B95C2, 0x3F7837F0, 0x3F75FED7,
                                                     0x3F7504F3, 0x3F75672A, 0x3F7744FD, 0x3F7AC0C7};
-#endif
-  const V shifted = hn::Add(t, hn::Set(d, kMagic));
-  const V f = hn::Sub(t, hn::Sub(shifted, hn::Set(d, kMagic)));
-  V p = hn::MulAdd(hn::Set(d, kCoefficients[2]), f, hn::Set(d, kCoefficients[1]));
-  p = hn::MulAdd(p, f, hn::Set(d, kCoefficients[0]));
-  p = hn::MulAdd(p, f, hn::Set(d, 1.0f));
-  const auto bits = hn::BitCast(words, shifted);
   const auto entry = hn::TableLookupLanes(hn::Load(words, kTable), hn::IndicesFromVec(words, bits));
-  const V power = hn::BitCast(d, hn::Add(entry, hn::ShiftLeft<kShift>(bits)));
-  const V lowest = hn::Set(d, -125.5f);
-#if HWY_MAX_BYTES >= 64
-  // What Highway 1.0.3 has no name for: a product that is 0 where a comparison fails. "Not less" lets NaN through.
-  return V{_mm512_maskz_mul_ps(_mm512_cmp_ps_mask(t.raw, lowest.raw, _CMP_NLT_UQ), p.raw, power.raw)};
 #else
-  return hn::IfThenZeroElse(hn::Lt(t, lowest), hn::Mul(p, power));
+  const auto entry = hn::Set(words, 0x3F800000u);
 #endif
-#else
-  return ExpNonPositive(d, hn::Mul(t, hn::Set(d, 0.693147180559945309f)));
-#endif
+  return hn::BitCast(d, hn::Add(entry, hn::ShiftLeft<Exp2Steps::kShift>(bits)));
+}
+
+// |x0| < 2^17, so that the anchor keeps the magic number's spacing.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2Anchor(D d, V x0) {
+  return hn::NegMulAdd(x0, hn::Set(d, 1.44269504088896341f), hn::Set(d, Exp2Steps::kMagic));
+}
+
+// The weight of x0 itself, from 2^(-1/(2K)) to 2^(1/(2K)).
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2AnchorWeight(D d, V x0, V anchor) {
+  const V base = hn::Sub(hn::Set(d, Exp2Steps::kMagic), anchor);
+  return Exp2Fraction(d, hn::MulSub(x0, hn::Set(d, 1.44269504088896341f), base));
+}
+
+// The weight of any x, within 2^-24 (1 + 3 * weight) but for the error of x log2(e), which is below 2^-26 of it. 0
+// where it is below 2^-127; infinity or NaN, of either sign, where it is 2^128 or more, x is NaN or infinite, or above
+// 2^60 in size.
+template <class D, class V = hn::Vec<D>>
+HWY_INLINE V Exp2Weight(D d, V x, V anchor) {
+  const hn::RebindToUnsigned<D> words;
+  const hn::RebindToSigned<D> ints;
+  const V log2e = hn::Set(d, 1.44269504088896341f);
+  const V shifted = hn::MulAdd(x, log2e, anchor);
+  const V f = hn::MulSub(x, log2e, hn::Sub(shifted, anchor));
+  auto bits = hn::Max(hn::BitCast(ints, shifted), hn::Set(ints, Exp2Steps::kZero));
+  bits = hn::Min(bits, hn::Set(ints, Exp2Steps::kInfinity));
+  return hn::Mul(Exp2Fraction(d, f), Exp2Whole(d, hn::BitCast(words, bits)));
 }
 
 // As many floats as the target has double lanes.

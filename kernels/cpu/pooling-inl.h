@@ -49,12 +49,11 @@ struct BlockRows {
 // Rows of the state, or of a chunk whose gates need no bias.
 using StateRows = BlockRows<float, false>;
 
-// An entry's rows, those of the previous block first, are taken in groups of 8, then 4, 2 and 1: CSA's are one group. A
-// second group is added to the first relative to the greatest gate of both. Groups are counted from the entry's first
-// row, wherever the chunk began, so rescaling happens at the same rows always.
+// An entry's rows, those of the previous block first, are taken in groups of up to 8: CSA's are one group. The sums run
+// from row to row in order, wherever a group ends.
 inline constexpr uint32_t kGroup = 8;
 
-template <typename T>
+template <typename T, bool kBias>
 struct RowGroup {
   const T* values[kGroup];
   const T* gates[kGroup];
@@ -62,14 +61,13 @@ struct RowGroup {
   // Elements from a row to the one that will be wanted in its place later; 0 where none is there.
   uint64_t values_ahead;
   uint64_t gates_ahead;
-  bool is_first;
-  bool is_last;
+  uint32_t count;
 };
 
-// The greatest gate so far and the sums relative to it, of as many channels as stay in the first-level cache.
+// Anchors (math-inl.h) and sums of as many channels as stay in the first-level cache, from a group to the next.
 struct PoolTile {
   static constexpr uint32_t kChannels = 512;
-  alignas(64) float greatest[kChannels];
+  alignas(64) float anchors[kChannels];
   alignas(64) float weights[kChannels];
   alignas(64) float sums[kChannels];
 };
@@ -115,157 +113,166 @@ HWY_INLINE void StorePart(FloatVec values, float* to, uint32_t v) {
 
 // The line that will be wanted where this vector is, into the second-level cache. The rows lie kilobytes apart, where
 // the processor's own prefetching loses them; one by one between the exps, as a burst would hold up the loads.
-template <typename T>
-HWY_INLINE void PrefetchAhead(const RowGroup<T>& g, uint32_t s, uint32_t j, uint32_t v) {
+template <bool kBias, typename T>
+HWY_INLINE void PrefetchAhead(const RowGroup<T, kBias>& g, uint32_t s, uint32_t j, uint32_t v) {
   if (v * FloatLanes() * sizeof(T) % 64 != 0) return;
   __builtin_prefetch(g.gates[s] + g.gates_ahead + j + v * FloatLanes(), 0, 2);
   __builtin_prefetch(g.values[s] + g.values_ahead + j + v * FloatLanes(), 0, 2);
 }
 
-// What a group adds to: some vectors' greatest gates and sums. The constructor is written out, as GCC makes an implicit
-// one without the options of the target, and could then not inline NEON's vectors' own.
+template <class P, bool kBias, typename T>
+HWY_INLINE FloatVec LoadGate(const RowGroup<T, kBias>& g, uint32_t s, uint32_t j, uint32_t v) {
+  const FloatVec gate = LoadPart<P>(g.gates[s] + j, v);
+  if constexpr (kBias) return hn::Add(gate, LoadPart<P>(g.bias[s] + j, v));
+  return gate;
+}
+
+// What a group adds to: some vectors' sums of weights and of weighted values, the weights relative to a base that the
+// entry's first gate gives. The greatest gate, which the reference takes, would cost a pass of its own over the gates;
+// any of them does as long as nothing overflows. The constructor is written out, as GCC makes an implicit one without
+// the options of the target, and could then not inline NEON's vectors' own.
 template <class P>
 struct PartSums {
   HWY_INLINE PartSums() {}
 
-  FloatVec greatest[P::kVectors];
+  FloatVec anchors[P::kVectors];
   FloatVec weights[P::kVectors];
   FloatVec sums[P::kVectors];
 };
 
-// The gates of a group with their bias, on the way from the first pass to the second.
-template <uint32_t kRows, class P>
-struct PartGates {
-  alignas(64) float rows[kRows][P::kVectors * (HWY_MAX_BYTES / sizeof(float))];
-};
-
-// From the first group's weights to the next one's, and from gates to weights: 2^(gate log2(e) - greatest log2(e)),
-// where the second product is rounded alike for all rows, so that its rounding cancels in the quotient of the sums.
-// Plain, for a greatest gate so large that the product could overflow: e^(gate - greatest).
-template <bool kPlain>
-HWY_INLINE FloatVec WeightOf(FloatVec gate, FloatVec greatest) {
+// From the entry's first row. False if a gate is too large for an anchor.
+template <class P, bool kBias, typename T>
+HWY_INLINE bool BeginPart(const RowGroup<T, kBias>& g, uint32_t j, PartSums<P>& part) {
   const FloatTag floats;
-  if constexpr (kPlain) return ExpNonPositive(floats, hn::Sub(gate, greatest));
-  const FloatVec log2e = hn::Set(floats, 1.44269504088896341f);
-  return Exp2Weight(floats, hn::MulSub(gate, log2e, hn::Mul(greatest, log2e)));
-}
-template <bool kPlain>
-HWY_INLINE FloatVec RescaleOf(FloatVec so_far, FloatVec greatest) {
-  const FloatTag floats;
-  if constexpr (kPlain) return ExpNonPositive(floats, hn::Sub(so_far, greatest));
-  const FloatVec log2e = hn::Set(floats, 1.44269504088896341f);
-  return Exp2Weight(floats, hn::Sub(hn::Mul(so_far, log2e), hn::Mul(greatest, log2e)));
-}
-
-// The second pass: all exps. `at` is where the channels are in the tile.
-template <bool kPlain, uint32_t kRows, class P, typename T>
-HWY_INLINE void AddWeights(const RowGroup<T>& g, const PartGates<kRows, P>& gates, uint32_t j, uint32_t at,
-                           const PoolTile& tile, PartSums<P>& part) {
+  FloatVec largest = hn::Zero(floats);
   for (uint32_t v = 0; v < P::kVectors; ++v) {
-    part.weights[v] = part.sums[v] = hn::Zero(FloatTag());
-    if (g.is_first) continue;
-    const FloatVec rescale = RescaleOf<kPlain>(LoadPart<P>(tile.greatest + at, v), part.greatest[v]);
-    part.weights[v] = hn::Mul(LoadPart<P>(tile.weights + at, v), rescale);
-    part.sums[v] = hn::Mul(LoadPart<P>(tile.sums + at, v), rescale);
+    if constexpr (P::kVectors == 4) PrefetchAhead(g, 0, j, v);
+    const FloatVec gate = LoadGate<P>(g, 0, j, v);
+    part.anchors[v] = Exp2Anchor(floats, gate);
+    part.weights[v] = Exp2AnchorWeight(floats, gate, part.anchors[v]);
+    part.sums[v] = hn::Mul(part.weights[v], LoadPart<P>(g.values[0] + j, v));
+    largest = hn::Max(largest, hn::Abs(gate));  // a NaN that this loses comes out in the sums
   }
-  for (uint32_t s = 0; s < kRows; ++s) {
+  return hn::AllTrue(floats, hn::Lt(largest, hn::Set(floats, 131072.0f)));
+}
+
+// The entry's channels. False if weights became so large that products with them could overflow, or anything is
+// infinite or NaN: what overflowed once stays so.
+template <class P>
+HWY_INLINE bool FinishPart(const PartSums<P>& part, float* to) {
+  const FloatTag floats;
+  const FloatVec limit = hn::Set(floats, 0x1p64f);
+  const FloatVec infinity = hn::Set(floats, std::numeric_limits<float>::infinity());
+  auto modest = hn::Lt(part.weights[0], limit);
+  for (uint32_t v = 0; v < P::kVectors; ++v) {
+    modest = hn::And(modest, hn::And(hn::Lt(part.weights[v], limit), hn::Lt(hn::Abs(part.sums[v]), infinity)));
+    StorePart<P>(hn::Div(part.sums[v], part.weights[v]), to, v);
+  }
+  return hn::AllTrue(floats, modest);
+}
+
+// Channels j.. of a group's rows, which are the tile's from `at` on; several vectors at once, whose latencies hide one
+// another's. kFirst and kLast: the group is the entry's first or last. False: what came out is no use.
+template <bool kFirst, bool kLast, class P, bool kBias, typename T>
+HWY_INLINE bool AddPart(const RowGroup<T, kBias>& g, uint32_t j, uint32_t at, PoolTile& tile, float* entry) {
+  PartSums<P> part;
+  bool is_good = true;
+  if constexpr (kFirst) {
+    is_good = BeginPart(g, j, part);
+  } else {
+    for (uint32_t v = 0; v < P::kVectors; ++v) {
+      part.anchors[v] = LoadPart<P>(tile.anchors + at, v);
+      part.weights[v] = LoadPart<P>(tile.weights + at, v);
+      part.sums[v] = LoadPart<P>(tile.sums + at, v);
+    }
+  }
+  for (uint32_t s = kFirst ? 1 : 0; s < g.count; ++s) {
     for (uint32_t v = 0; v < P::kVectors; ++v) {
       if constexpr (P::kVectors == 4) PrefetchAhead(g, s, j, v);
-      const FloatVec gate = hn::Load(FloatTag(), gates.rows[s] + v * FloatLanes());
-      const FloatVec weight = WeightOf<kPlain>(gate, part.greatest[v]);
+      const FloatVec weight = Exp2Weight(FloatTag(), LoadGate<P>(g, s, j, v), part.anchors[v]);
       part.weights[v] = hn::Add(part.weights[v], weight);
       part.sums[v] = hn::MulAdd(weight, LoadPart<P>(g.values[s] + j, v), part.sums[v]);
     }
   }
-}
-
-// Rare, so not copied into every loop.
-template <uint32_t kRows, class P, typename T>
-HWY_NOINLINE void AddWeightsPlainly(const RowGroup<T>& g, const PartGates<kRows, P>& gates, uint32_t j, uint32_t at,
-                                    const PoolTile& tile, PartSums<P>& part) {
-  AddWeights<true>(g, gates, j, at, tile, part);
-}
-
-template <class P>
-HWY_INLINE bool AreModest(const FloatVec (&greatest)[P::kVectors]) {
-  FloatVec largest = hn::Abs(greatest[0]);
-  for (uint32_t v = 1; v < P::kVectors; ++v) largest = hn::Max(largest, hn::Abs(greatest[v]));
-  return hn::AllTrue(FloatTag(), hn::Lt(largest, hn::Set(FloatTag(), 1e38f)));
-}
-
-// Channels j.. of a group's kRows rows. First all gates, then all exps, over several vectors at once: what depends on
-// one another lies far enough apart to hide its latency. The greatest gate begins with the lowest finite float, not
-// -infinity, so that a group of gates that are all -infinity weighs 0 beside others; alone it gives 0 / 0, NaN, as in
-// the reference.
-template <uint32_t kRows, bool kBias, class P, typename T>
-HWY_INLINE void AddPart(const RowGroup<T>& g, uint32_t j, uint32_t at, PoolTile& tile, float* entry) {
-  const FloatTag floats;
-  PartGates<kRows, P> gates;
-  PartSums<P> part;
+  if constexpr (kLast) return FinishPart<P>(part, entry + j) && is_good;
   for (uint32_t v = 0; v < P::kVectors; ++v) {
-    part.greatest[v] =
-        g.is_first ? hn::Set(floats, std::numeric_limits<float>::lowest()) : LoadPart<P>(tile.greatest + at, v);
+    StorePart<P>(part.anchors[v], tile.anchors + at, v);
+    StorePart<P>(part.weights[v], tile.weights + at, v);
+    StorePart<P>(part.sums[v], tile.sums + at, v);
   }
-  for (uint32_t s = 0; s < kRows; ++s) {
-    for (uint32_t v = 0; v < P::kVectors; ++v) {
-      FloatVec gate = LoadPart<P>(g.gates[s] + j, v);
-      if constexpr (kBias) gate = hn::Add(gate, LoadPart<P>(g.bias[s] + j, v));
-      part.greatest[v] = hn::Max(part.greatest[v], gate);
-      hn::Store(gate, floats, gates.rows[s] + v * FloatLanes());
-    }
-  }
-  if (HWY_LIKELY(AreModest<P>(part.greatest))) {
-    AddWeights<false>(g, gates, j, at, tile, part);
-  } else {
-    AddWeightsPlainly(g, gates, j, at, tile, part);
-  }
-  for (uint32_t v = 0; v < P::kVectors; ++v) {
-    if (g.is_last) {
-      StorePart<P>(hn::Div(part.sums[v], part.weights[v]), entry + j, v);
-    } else {
-      StorePart<P>(part.greatest[v], tile.greatest + at, v);
-      StorePart<P>(part.weights[v], tile.weights + at, v);
-      StorePart<P>(part.sums[v], tile.sums + at, v);
-    }
-  }
+  return is_good;
 }
 
 // Channels begin .. begin+channels-1, which are the tile's.
-template <uint32_t kRows, bool kBias, typename T>
-HWY_NOINLINE void AddGroup(const RowGroup<T>& g, uint32_t begin, uint32_t channels, PoolTile& tile, float* entry) {
+template <bool kFirst, bool kLast, bool kBias, typename T>
+HWY_NOINLINE bool AddGroup(const RowGroup<T, kBias>& g, uint32_t begin, uint32_t channels, PoolTile& tile,
+                           float* entry) {
   const uint32_t lanes = FloatLanes();
   uint32_t at = 0;
+  bool is_good = true;
   for (; at + 4 * lanes <= channels; at += 4 * lanes) {
-    AddPart<kRows, kBias, FourVectors>(g, begin + at, at, tile, entry);
+    is_good &= AddPart<kFirst, kLast, FourVectors>(g, begin + at, at, tile, entry);
   }
-  for (; at + lanes <= channels; at += lanes) AddPart<kRows, kBias, OneVector>(g, begin + at, at, tile, entry);
-  for (; at < channels; ++at) AddPart<kRows, kBias, OneChannel>(g, begin + at, at, tile, entry);
+  for (; at + lanes <= channels; at += lanes) {
+    is_good &= AddPart<kFirst, kLast, OneVector>(g, begin + at, at, tile, entry);
+  }
+  for (; at < channels; ++at) is_good &= AddPart<kFirst, kLast, OneChannel>(g, begin + at, at, tile, entry);
+  return is_good;
 }
 
 // ---- one entry ---------------------------------------------------------------------------------------------------
 
-// How many of an entry's `left` rows its next group takes.
-inline uint32_t GroupRows(uint32_t left) { return left >= 8 ? 8 : left >= 4 ? 4 : left >= 2 ? 2 : 1; }
-
-template <bool kBias, typename T>
-void AddRows(uint32_t rows, const RowGroup<T>& g, uint32_t begin, uint32_t channels, PoolTile& tile, float* entry) {
-  switch (rows) {
-    case 8: return AddGroup<8, kBias>(g, begin, channels, tile, entry);
-    case 4: return AddGroup<4, kBias>(g, begin, channels, tile, entry);
-    case 2: return AddGroup<2, kBias>(g, begin, channels, tile, entry);
-    default: return AddGroup<1, kBias>(g, begin, channels, tile, entry);
-  }
-}
-
 // Row n of an entry, counted over both blocks, into slot s of a group.
 template <bool kBias, typename T>
 HWY_INLINE void SetRow(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t n, uint32_t s,
-                       RowGroup<T>& g) {
+                       RowGroup<T, kBias>& g) {
   const BlockRows<T, kBias>& block = n < previous.count ? previous : current;
   const uint32_t row = n < previous.count ? n : n - previous.count;
   g.values[s] = block.values + row * block.value_stride;
   g.gates[s] = block.gates + row * block.gate_stride;
   if constexpr (kBias) g.bias[s] = block.bias + row * block.bias_stride;
+}
+
+template <bool kBias, typename T>
+HWY_INLINE bool AddRows(const RowGroup<T, kBias>& g, bool is_first, bool is_last, uint32_t begin, uint32_t channels,
+                        PoolTile& tile, float* entry) {
+  if (is_first && is_last) return AddGroup<true, true>(g, begin, channels, tile, entry);
+  if (is_first) return AddGroup<true, false>(g, begin, channels, tile, entry);
+  if (is_last) return AddGroup<false, true>(g, begin, channels, tile, entry);
+  return AddGroup<false, false>(g, begin, channels, tile, entry);
+}
+
+// A vector of channels, or one, for any gates: relative to the greatest, which begins with the lowest finite float, not
+// -infinity, so that gates of -infinity weigh 0 beside others; alone they give 0 / 0, NaN, as in the reference.
+template <class P, bool kBias, typename T>
+HWY_INLINE void PoolPartPlainly(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t j,
+                                float* entry) {
+  const FloatTag floats;
+  const uint32_t rows = previous.count + current.count;
+  RowGroup<T, kBias> g;
+  FloatVec greatest = hn::Set(floats, std::numeric_limits<float>::lowest());
+  for (uint32_t n = 0; n < rows; ++n) {
+    SetRow(previous, current, n, 0, g);
+    greatest = hn::Max(greatest, LoadGate<P>(g, 0, j, 0));
+  }
+  FloatVec weights = hn::Zero(floats);
+  FloatVec sums = hn::Zero(floats);
+  for (uint32_t n = 0; n < rows; ++n) {
+    SetRow(previous, current, n, 0, g);
+    const FloatVec weight = ExpNonPositive(floats, hn::Sub(LoadGate<P>(g, 0, j, 0), greatest));
+    weights = hn::Add(weights, weight);
+    sums = hn::MulAdd(weight, LoadPart<P>(g.values[0] + j, 0), sums);
+  }
+  StorePart<P>(hn::Div(sums, weights), entry + j, 0);
+}
+
+// Rare: gates so far apart, or values so large, that the short way overflowed.
+template <bool kBias, typename T>
+HWY_NOINLINE void PoolPlainly(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t begin,
+                              uint32_t end, float* entry) {
+  uint32_t j = begin;
+  for (; j + FloatLanes() <= end; j += FloatLanes()) PoolPartPlainly<OneVector>(previous, current, j, entry);
+  for (; j < end; ++j) PoolPartPlainly<OneChannel>(previous, current, j, entry);
 }
 
 // How far ahead rows are prefetched: what is pooled meanwhile outlasts a load from memory. bf16 rows take little less
@@ -278,21 +285,22 @@ template <bool kBias, typename T>
 void PoolEntry(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t width,
                uint64_t rows_there, float* entry) {
   PoolTile tile;
-  RowGroup<T> g{};
+  RowGroup<T, kBias> g{};
   const uint32_t rows = previous.count + current.count;
   for (uint32_t begin = 0; begin < width; begin += PoolTile::kChannels) {
     const uint32_t channels = std::min(width - begin, PoolTile::kChannels);
+    bool is_good = true;
     for (uint32_t n = 0; n < rows;) {
-      const uint32_t count = GroupRows(rows - n);
-      for (uint32_t s = 0; s < count; ++s) SetRow(previous, current, n + s, s, g);
-      g.is_first = n == 0;
-      n += count;
-      g.is_last = n == rows;
+      g.count = std::min(rows - n, kGroup);
+      for (uint32_t s = 0; s < g.count; ++s) SetRow(previous, current, n + s, s, g);
+      const bool is_first = n == 0;
+      n += g.count;
       const bool is_ahead_there = n + kRowsAhead<T> <= rows_there + previous.count;
       g.values_ahead = is_ahead_there ? kRowsAhead<T> * current.value_stride : 0;
       g.gates_ahead = is_ahead_there ? kRowsAhead<T> * current.gate_stride : 0;
-      AddRows<kBias>(count, g, begin, channels, tile, entry);
+      is_good &= AddRows(g, is_first, n == rows, begin, channels, tile, entry);
     }
+    if (HWY_UNLIKELY(!is_good)) PoolPlainly(previous, current, begin, begin + channels, entry);
   }
 }
 

@@ -26,18 +26,22 @@ void ExpAll(const float* x, size_t count, float* y) {
 }
 
 #if KVSTRATA_CPU_VECTORS
-void WeightAll(const float* t, size_t count, float* y) {
+// Weights relative to x0's base; returns the base. The last of y is the weight of x0 itself.
+float WeightAll(float x0, const float* x, size_t count, float* y) {
   const hn::ScalableTag<float> d;
+  const auto anchor = Exp2Anchor(d, hn::Set(d, x0));
   std::vector<float> padded(hn::Lanes(d));
   for (size_t i = 0; i < count; i += hn::Lanes(d)) {
     const size_t lanes = std::min(count - i, hn::Lanes(d));
-    std::copy(t + i, t + i + lanes, padded.begin());
-    hn::StoreU(Exp2Weight(d, hn::LoadU(d, padded.data())), d, padded.data());
+    std::copy(x + i, x + i + lanes, padded.begin());
+    hn::StoreU(Exp2Weight(d, hn::LoadU(d, padded.data()), anchor), d, padded.data());
     std::copy(padded.begin(), padded.begin() + static_cast<std::ptrdiff_t>(lanes), y + i);
   }
+  y[count] = hn::GetLane(Exp2AnchorWeight(d, hn::Set(d, x0), anchor));
+  return Exp2Steps::kMagic - hn::GetLane(anchor);
 }
 #else
-[[maybe_unused]] void WeightAll(const float*, size_t, float*) {}  // no level calls it
+[[maybe_unused]] float WeightAll(float, const float*, size_t, float*) { return 0; }  // no level calls it
 #endif
 
 void SinCosAll(const float* x, size_t count, float* sin, float* cos) {
@@ -69,7 +73,7 @@ namespace {
 struct Target {
   const char* name;
   void (*exp)(const float*, size_t, float*);
-  void (*weight)(const float*, size_t, float*);
+  float (*weight)(float, const float*, size_t, float*);
   void (*sin_cos)(const float*, size_t, float*, float*);
 };
 
@@ -138,35 +142,48 @@ TEST_CASE("vector exp: within 2 ulp on [-87, 0], 0 below, NaN kept, 1 at 0") {
   }
 }
 
-TEST_CASE("softmax weights: 2^t within 2^-24 (1 + 2 * 2^t), 0 far below, NaN kept, 1 at 0") {
+TEST_CASE("softmax weights: e^x over a power of two near e^x0, 0 far below, never finite far above or for NaN") {
   const uint64_t seed = 28;
   INFO("seed " << seed);
   Random random(seed);
-  std::vector<float> t;
-  for (int i = 0; i < 200000; ++i)
-    t.push_back(-std::fabs(random.Float(i % 3 == 0 ? 1.0f : i % 3 == 1 ? 10.0f : 126.0f)));
-  // Both sides of the halves between the table's entries, and the rounding above 0 that a difference may have.
-  for (int n = -1; n < 500; ++n) {
-    const float middle = -static_cast<float>(n) / 32;
-    t.insert(t.end(), {std::nextafterf(middle, 1), middle, std::nextafterf(middle, -200)});
+  for (const float x0 : {0.0f, 0.3f, -5.7f, 87.3f, -1000.5f, 131071.0f, -131071.0f}) {
+    INFO(x0);
+    std::vector<float> x;
+    for (int i = 0; i < 60000; ++i) x.push_back(x0 + random.Float(i % 3 == 0 ? 1.0f : i % 3 == 1 ? 10.0f : 80.0f));
+    // Both sides of the halves between the table's entries.
+    for (int n = -200; n < 200; ++n) {
+      const float middle = x0 + static_cast<float>(n) / 32 * 0.69314718f;
+      x.insert(x.end(), {std::nextafterf(middle, 1e9f), middle, std::nextafterf(middle, -1e9f)});
+    }
+    for (const Target& target : Targets()) {
+      INFO(target.name);
+      std::vector<float> y(x.size() + 1);
+      const double base = target.weight(x0, x.data(), x.size(), y.data());
+      x.push_back(x0);  // whose weight follows the others
+      double worst = 0;
+      for (size_t i = 0; i < x.size(); ++i) {
+        const double exponent = x[i] * 1.4426950408889634074;
+        const double exact = std::exp2(exponent - base);
+        const double of_product = exact * 0x1p-26 * std::fabs(exponent) * 0.6931471805599453094;
+        worst = std::max(worst, (std::fabs(y[i] - exact) - of_product) / (kUnit * (1 + 3 * exact)));
+      }
+      x.pop_back();
+      CHECK(worst <= 1.0);
+      CHECK(std::fabs(y.back() - 1) <= 0.5);
+    }
   }
   for (const Target& target : Targets()) {
     INFO(target.name);
-    std::vector<float> y(t.size());
-    target.weight(t.data(), t.size(), y.data());
-    double worst = 0;
-    for (size_t i = 0; i < t.size(); ++i) {
-      const double exact = std::exp2(static_cast<double>(t[i]));
-      worst = std::max(worst, std::fabs(y[i] - exact) / (kUnit * (1 + 2 * exact)));
+    const auto weight = [&](float x) {
+      std::vector<float> y(2);
+      target.weight(1.0f, &x, 1, y.data());
+      return y[0];
+    };
+    for (const float below : {-88.0f, -150.0f, -3000.0f, -1e6f, -1e10f, -1e18f}) CHECK(weight(below) == 0.0f);
+    for (const float beyond : {91.0f, 150.0f, 3000.0f, 1e6f, 1e10f, 1e18f, 3e38f, kInfinity, -kInfinity, kNan}) {
+      CHECK(!std::isfinite(weight(beyond)));
     }
-    CHECK(worst <= 1.0);
-    CHECK(worst > 0.1);
-    CHECK(One(target.weight, 0.0f)[0] == 1.0f);
-    for (const float below : {-126.0f, -150.0f, -3000.0f, -1e10f, -3e38f, -kInfinity}) {
-      CHECK(One(target.weight, below)[0] == 0.0f);
-    }
-    CHECK(std::isnan(One(target.weight, kNan)[0]));
-    CHECK(std::isnan(One(target.weight, std::bit_cast<float>(0xFFFFFFFFu))[0]));
+    CHECK(!std::isfinite(weight(std::bit_cast<float>(0xFFFFFFFFu))));
   }
 }
 

@@ -2,6 +2,7 @@
 // The compressors: formula in double, independence from chunking bit for bit, what the saved state must hold, and
 // what goes wrong without it.
 #include <algorithm>
+#include <utility>
 
 #include "tests/unit/kernels/kernel_test.h"
 
@@ -101,6 +102,37 @@ double Expected(const Config& c, const Input& in, uint64_t i, uint32_t j) {
     add(i * c.ratio + s, c.channels() - c.width + j);
   }
   return sum / weights;
+}
+
+// The same for gates of any size: relative to the greatest, gates as floats. `spread` is of what differences have a
+// weight that counts.
+struct Softmax {
+  double mean;
+  double spread;
+  double largest;
+};
+Softmax ShiftedSoftmax(const Config& c, const Input& in, uint64_t i, uint32_t j) {
+  std::vector<std::pair<double, double>> rows;
+  for (uint64_t s = 0; s < c.ratio; ++s) {
+    const uint64_t now = (i * c.ratio + s) * c.channels() + c.channels() - c.width + j;
+    rows.emplace_back(in.gates[now], in.values[now]);
+    if (i == 0 || !c.overlap) continue;
+    const uint64_t before = ((i - 1) * c.ratio + s) * c.channels() + j;
+    rows.emplace_back(in.gates[before], in.values[before]);
+  }
+  double greatest = rows[0].first;
+  for (const auto& row : rows) greatest = std::max(greatest, row.first);
+  double weights = 0;
+  double sum = 0;
+  Softmax result{};
+  for (const auto& [gate, value] : rows) {
+    weights += std::exp(gate - greatest);
+    sum += std::exp(gate - greatest) * value;
+    result.largest = std::max(result.largest, std::fabs(value));
+    if (greatest - gate < 88) result.spread = std::max(result.spread, greatest - gate);
+  }
+  result.mean = sum / weights;
+  return result;
 }
 
 const Config kConfigs[] = {
@@ -269,6 +301,37 @@ TEST_CASE("a gate of minus infinity has no weight; equal gates give the mean") {
     const std::vector<float> entries = Feed(*k, c, in, s, 0, 8);
     CHECK(entries[0] == 1.5f);          // tokens 0..3
     CHECK(entries[8] == 21.0f / 7.0f);  // tokens 0..6
+  }
+}
+
+TEST_CASE("gates and values of any size: the softmax is that of the differences") {
+  const Config c{4, 83, true, false, false};
+  const uint64_t seed = 37;
+  INFO("seed " << seed);
+  Random random(seed);
+  for (const float first : {-3e38f, -200.0f, -1e5f, 2e5f, 1e30f}) {
+    for (const float step : {0.0f, 30.0f, 50.0f, 100.0f, 1e5f, 1e31f}) {
+      Input in = MakeInput(c, 12, seed);
+      // Every fifth channel: two tokens with gates of their own, far from the others'. Every seventh: a huge value.
+      for (uint64_t t = 0; t < 12; ++t) {
+        for (uint64_t j = 0; j < c.channels(); ++j) {
+          const float large = t == 0 ? first : t == 1 ? first + step : 0.25f * in.gates[t * c.channels() + j] - 2e4f;
+          in.gates[t * c.channels() + j] = j % 5 == 0 ? large : in.gates[t * c.channels() + j];
+          if (t == 1 && j % 7 == 0) in.values[t * c.channels() + j] = 3e38f;
+        }
+      }
+      for (const kvstrata_kernels* k : Levels()) {
+        CAPTURE(k->name, first, step);
+        State s = FreshState(c);
+        const std::vector<float> entries = Feed(*k, c, in, s, 0, 12);
+        for (size_t i = 0; i < 3 * size_t{c.width}; ++i) {
+          const auto j = static_cast<uint32_t>(i % c.width);
+          const Softmax exact = ShiftedSoftmax(c, in, i / c.width, j);
+          CAPTURE(i / c.width, j);
+          REQUIRE(std::fabs(entries[i] - exact.mean) <= 4.0 * (2 * exact.spread + 4 + 3 * 8) * kUnit * exact.largest);
+        }
+      }
+    }
   }
 }
 
