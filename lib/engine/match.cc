@@ -41,6 +41,17 @@ void FillSnapshots(const NameSpace& space, trie::NodeRef deepest, MatchState* st
   state->snapshots = space.snapshots.FindOnPath(deepest, state->prompt.size() - 1, kMaxCandidates, tail_of);
 }
 
+// Computes outside the lock the keys that the trie's gallop will ask for: every probe doubles the depth while blocks
+// are there, and hashing up to it is what takes the time. What another thread stores or evicts meanwhile can at most
+// leave a few keys to be computed later.
+void HashAhead(Cache& cache, const NameSpace& space, uint64_t max_blocks, trie::KeySequence* keys) {
+  for (uint64_t depth = 1; depth <= max_blocks; depth = std::min(2 * depth, max_blocks)) {
+    const trie::BlockKey& key = keys->At(depth - 1);
+    base::MutexLock lock(cache.mutex());
+    if (depth == max_blocks || !space.trie.Find(key).has_value()) return;
+  }
+}
+
 absl::Status CheckLookup(const LookupOptions& options) {
   constexpr uint32_t kKnownModes = 0b11110;
   if ((options.allowed_modes & ~kKnownModes) != 0) {
@@ -105,6 +116,7 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   NameSpace& space = *name_space;
   trie::KeySequence keys = KeysOf(state->prompt, space.trie.root_key(), space.facts.block_tokens);
   const uint64_t max_blocks = trie::MaxMatchBlocks(state->prompt.size(), space.facts.block_tokens);
+  HashAhead(*cache, space, max_blocks, &keys);
   base::MutexLock lock(cache->mutex());
   state->life = space.life;
   trie::MatchResult found{space.trie.root(), 0};
