@@ -53,6 +53,14 @@ std::byte* HugePages(size_t bytes) {
   return bytes_begin;
 }
 
+std::byte* SmallPages(size_t bytes) {
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) Fail("no memory");
+  madvise(memory, bytes, MADV_NOHUGEPAGE);
+  std::memset(memory, 1, bytes);
+  return static_cast<std::byte*>(memory);
+}
+
 storage::Key KeyOf(uint64_t number) {
   storage::Key key;
   base::StoreLittleEndian(key.bytes.data(), number * 0x9E3779B97F4A7C15u);
@@ -107,7 +115,10 @@ struct World {
   std::unique_ptr<storage::SegmentStorage> store;
   int raw = -1;
   std::vector<std::byte> source;
+  // Where gets go: memory that the store cannot read into directly, and units on huge pages as staging has them.
   std::vector<std::vector<std::byte>> rooms;
+  std::byte* landing = HugePages(kInFlight << 20);
+  std::byte* small_pages = SmallPages(kInFlight << 20);
   std::byte* raw_memory = HugePages(kInFlight << 20);
 
   World() : source(kRecords * 64 + kPayload), rooms(kInFlight, std::vector<std::byte>(kPayload)) {
@@ -143,6 +154,12 @@ struct World {
       return storage::Request{storage::Put{KeyOf(i), {&parts[i], 1}, PayloadOf(i).first(128)}, completion};
     });
     if (!store->Sync().ok()) Fail("a sync failed");
+  }
+  void GetInto(std::byte* memory) {
+    Window window;
+    window.Run(*store, kRecords, [&](uint64_t i, size_t slot, storage::Completion completion) {
+      return storage::Request{storage::Get{KeyOf(i), 0, {memory + (slot << 20), kPayload}}, completion};
+    });
   }
   void Get() {
     Window window;
@@ -203,6 +220,11 @@ int main(int argc, char** argv) {
       std::printf("segment_store: no direct I/O here, the page cache is measured\n");
     kvstrata::benchmarks::PrintShare(
         "segment_store.cold_get", ">=0.90", [&] { world.Get(); }, [&] { world.Raw(false); });
+    kvstrata::benchmarks::PrintShare(
+        "segment_store.cold_get_landing", ">=0.90", [&] { world.GetInto(world.landing); }, [&] { world.Raw(false); });
+    kvstrata::benchmarks::PrintShare(
+        "segment_store.cold_get_landing_small_pages", ">=0.00", [&] { world.GetInto(world.small_pages); },
+        [&] { world.Raw(false); });
     kvstrata::benchmarks::PrintShare(
         "segment_store.durable_put", ">=0.90", [&] { world.Put(); }, [&] { world.Raw(true); });
     world.CheckGets();

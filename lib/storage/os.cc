@@ -41,6 +41,11 @@ class RealOs : public Os {
     return Retry([&] { return pread(fd, to.data(), to.size(), static_cast<off_t>(offset)); });
   }
 
+  int64_t Preadv(int fd, std::span<const iovec> to, uint64_t offset) override {
+    const int count = static_cast<int>(to.size() < IOV_MAX ? to.size() : IOV_MAX);
+    return Retry([&] { return preadv(fd, to.data(), count, static_cast<off_t>(offset)); });
+  }
+
   int64_t Pwritev(int fd, std::span<const iovec> from, uint64_t offset) override {
     const int count = static_cast<int>(from.size() < IOV_MAX ? from.size() : IOV_MAX);
     return Retry([&] { return pwritev(fd, from.data(), count, static_cast<off_t>(offset)); });

@@ -32,6 +32,10 @@ class Os {
   virtual int Close(int fd) = 0;
   // May read or write less than asked; 0 from Pread means the end of the file.
   virtual int64_t Pread(int fd, base::MutableBytes to, uint64_t offset) = 0;
+  // The pieces one after the other, none of them empty; where nothing better is known, what Pread makes of the first.
+  virtual int64_t Preadv(int fd, std::span<const iovec> to, uint64_t offset) {
+    return Pread(fd, {static_cast<std::byte*>(to.front().iov_base), to.front().iov_len}, offset);
+  }
   virtual int64_t Pwritev(int fd, std::span<const iovec> from, uint64_t offset) = 0;
   virtual int Fsync(int fd) = 0;
   // The data, and of the metadata only what reading the data back needs (the size).

@@ -67,6 +67,12 @@ int64_t FaultyOs::Pread(int fd, base::MutableBytes to, uint64_t offset) {
   return real_.Pread(fd, to, offset);
 }
 
+int64_t FaultyOs::Preadv(int fd, std::span<const iovec> to, uint64_t offset) {
+  if (transfer_limit_ != 0) return Os::Preadv(fd, to, offset);  // which reads less of the first piece
+  if (const int fault = Enter(OsCall::kRead); fault < 0) return fault;
+  return real_.Preadv(fd, to, offset);
+}
+
 int64_t FaultyOs::Pwritev(int fd, std::span<const iovec> from, uint64_t offset) {
   if (const int fault = Enter(OsCall::kWrite); fault < 0) return fault;
   const uint64_t limit = transfer_limit_;

@@ -54,6 +54,7 @@ class FaultyOs : public core::storage::Os {
   int OpenAt(int directory, const char* path, int flags, mode_t mode) override;
   int Close(int fd) override;
   int64_t Pread(int fd, core::base::MutableBytes to, uint64_t offset) override;
+  int64_t Preadv(int fd, std::span<const iovec> to, uint64_t offset) override;
   int64_t Pwritev(int fd, std::span<const iovec> from, uint64_t offset) override;
   int Fsync(int fd) override;
   int Fdatasync(int fd) override;

@@ -230,8 +230,25 @@ absl::Status DataFiles::ReadPart(Segment& segment, uint64_t offset, base::Mutabl
   return ReadFully(directory_, segment.fd, segment.name.c_str(), to, offset);
 }
 
+absl::Status DataFiles::ReadLanding(Segment& segment, Landing* landing) {
+  while (!landing->pieces().empty()) {
+    const int64_t result = directory_.os.Preadv(segment.fd, landing->pieces(), landing->offset());
+    if (result < 0) return ReadError(directory_, "read", segment.name.c_str(), result);
+    if (result == 0) {
+      return base::Corrupt("file", segment.name + " ends at byte " + std::to_string(landing->offset()));
+    }
+    landing->Advance(static_cast<uint64_t>(result));
+  }
+  landing->Finish();
+  return absl::OkStatus();
+}
+
 absl::Status DataFiles::ReadDirect(Segment& segment, uint64_t offset, base::MutableBytes to) {
   const BouncePool::Lease buffer(bounce_);
+  if (Landing::Fits(offset, to)) {
+    Landing landing(offset, to, buffer.bytes());
+    return ReadLanding(segment, &landing);
+  }
   while (!to.empty()) {
     const size_t before = static_cast<size_t>(offset % format::kUnitBytes);
     const size_t here = std::min(to.size(), BouncePool::kBufferBytes - before);

@@ -28,6 +28,7 @@
 #include "lib/format/segment.h"
 #include "lib/storage/directory.h"
 #include "lib/storage/segment/bounce_pool.h"
+#include "lib/storage/segment/landing.h"
 #include "lib/storage/segment/space_map.h"
 
 namespace kvstrata::core::storage {
@@ -92,6 +93,7 @@ class DataFiles {
   // One extent's part of a read or write. kIo with EINVAL where direct I/O is refused.
   absl::Status ReadPart(Segment& segment, uint64_t offset, base::MutableBytes to);
   absl::Status ReadDirect(Segment& segment, uint64_t offset, base::MutableBytes to);
+  absl::Status ReadLanding(Segment& segment, Landing* landing);
   absl::Status WritePart(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather);
   absl::Status WriteDirect(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather);
   void StopDirect();
