@@ -36,7 +36,6 @@ CacheOptions WithDefaults(CacheOptions options) {
   // Half a million keys: twice the blocks of 120 GB of DeepSeek-V4-Flash at 450 KB each.
   fill(&options.ghost_bytes, uint64_t{4} << 20);
   if (options.eviction_policy == trie::EvictionPolicy::kLru && !options.second_sight) options.ghost_bytes = 0;
-  if (options.allocator == nullptr) options.allocator = &DefaultAllocator();
   if (options.clock == nullptr) options.clock = &base::SystemClock();
   if (options.random == nullptr) options.random = &base::SystemRandom();
   return options;

@@ -66,7 +66,7 @@ struct Put;
 struct CacheOptions {
   std::shared_ptr<storage::Storage> storage;
   std::shared_ptr<Device> device;  // may be null
-  Allocator* allocator = nullptr;  // null: DefaultAllocator()
+  Allocator* allocator = nullptr;  // null: huge pages of its own
   bool read_only = false;
   uint64_t capacity_bytes = 0;
   uint64_t snapshot_bytes = 0;         // 0: a quarter

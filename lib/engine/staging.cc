@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lib/base/status.h"
+#include "lib/engine/staging_arena.h"
 
 namespace kvstrata::core::engine {
 namespace {
@@ -117,6 +118,12 @@ absl::StatusOr<StagingBuffer> StagingPool::Allocate(uint64_t bytes, int32_t devi
   }
   return buffer;
 }
+
+StagingPool::StagingPool(uint64_t capacity, Allocator* allocator, Device* device)
+    : capacity_(capacity),
+      own_(allocator == nullptr ? std::make_unique<StagingArena>(capacity) : nullptr),
+      allocator_(allocator == nullptr ? own_.get() : allocator),
+      device_(device) {}
 
 StagingPool::~StagingPool() {
   for (const Forfeited& left : forfeited_) ReleaseMemory(left.memory, left.bytes, left.device_id);

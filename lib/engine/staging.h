@@ -64,9 +64,8 @@ class StagingBuffer {
 
 class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
-  // `allocator` and `device` (may be null) must outlive every buffer.
-  StagingPool(uint64_t capacity, Allocator* allocator, Device* device)
-      : capacity_(capacity), allocator_(allocator), device_(device) {}
+  // `allocator` and `device` (may be null) must outlive every buffer. Without an allocator: huge pages of its own.
+  StagingPool(uint64_t capacity, Allocator* allocator, Device* device);
   ~StagingPool();
 
   // device_id >= 0: pinned for that device. Errors: kTooLarge (more than the capacity), kTimeout, kOutOfMemory.
@@ -94,6 +93,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   };
 
   const uint64_t capacity_;
+  const std::unique_ptr<Allocator> own_;
   Allocator* const allocator_;
   Device* const device_;
   mutable base::Mutex mutex_;

@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// The memory that large staging buffers share.
+#include "lib/engine/staging_arena.h"
+
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <memory>
+#include <vector>
+
+#include "lib/base/random.h"
+#include "tests/support/catch.hpp"
+
+namespace base = kvstrata::core::base;
+using namespace kvstrata::core::engine;
+
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr uint64_t kHugePage = 2u << 20;
+
+bool IsMapped(std::byte* memory) {
+  unsigned char resident = 0;
+  return mincore(memory, 1, &resident) == 0 || errno != ENOMEM;
+}
+
+uintptr_t AddressOf(const std::byte* memory) { return reinterpret_cast<uintptr_t>(memory); }
+
+}  // namespace
+
+TEST_CASE("large buffers share huge pages, which are gone when the last of them is") {
+  StagingArena arena(8 << 20);
+  std::byte* const first = arena.Allocate(240'000, kPage);
+  std::byte* const second = arena.Allocate(240'000, kPage);
+  REQUIRE(first != nullptr);
+  CHECK(AddressOf(first) % kHugePage == 0);
+  CHECK(second == first + (240'000 + kPage - 1) / kPage * kPage);
+  arena.Release(first, 240'000, kPage);
+  CHECK(IsMapped(second));
+  CHECK(arena.Allocate(240'000, kPage) == first);
+  arena.Release(second, 240'000, kPage);
+  arena.Release(first, 240'000, kPage);
+  CHECK_FALSE(IsMapped(first));
+}
+
+TEST_CASE("what finds no room in the arena comes from elsewhere") {
+  StagingArena arena(1 << 20);
+  std::byte* const all = arena.Allocate(1 << 20, kPage);
+  std::byte* const beside = arena.Allocate(100'000, kPage);
+  std::byte* const small = arena.Allocate(1, kPage);
+  std::byte* const larger = arena.Allocate((1 << 20) + 1, kPage);
+  std::byte* const aligned = arena.Allocate(100'000, 2 * kPage);
+  REQUIRE((all != nullptr && beside != nullptr && small != nullptr && larger != nullptr && aligned != nullptr));
+  for (const std::byte* memory : {beside, small, larger, aligned}) {
+    CHECK(AddressOf(memory) % kPage == 0);
+    CHECK((memory < all || memory >= all + (1 << 20)));
+  }
+  CHECK(AddressOf(aligned) % (2 * kPage) == 0);
+  arena.Release(beside, 100'000, kPage);
+  arena.Release(small, 1, kPage);
+  arena.Release(larger, (1 << 20) + 1, kPage);
+  arena.Release(aligned, 100'000, 2 * kPage);
+  CHECK(IsMapped(all));
+  arena.Release(all, 1 << 20, kPage);
+  CHECK_FALSE(IsMapped(all));
+}
+
+TEST_CASE("no two live buffers overlap, in any order of giving and taking") {
+  struct Live {
+    std::byte* memory;
+    uint64_t bytes;
+    std::byte mark;
+  };
+  StagingArena arena(2 << 20);
+  base::SeededRandom random(11);
+  std::vector<Live> live;
+  const auto release = [&](size_t which) {
+    const Live one = live[which];
+    REQUIRE(std::all_of(one.memory, one.memory + one.bytes, [&](std::byte byte) { return byte == one.mark; }));
+    arena.Release(one.memory, one.bytes, kPage);
+    live.erase(live.begin() + static_cast<ptrdiff_t>(which));
+  };
+  for (int i = 0; i < 600; ++i) {
+    if (!live.empty() && random.Below(2) == 0) {
+      release(random.Below(live.size()));
+      continue;
+    }
+    const uint64_t bytes = 1 + random.Below(400'000);
+    const Live one{arena.Allocate(bytes, kPage), bytes, static_cast<std::byte>(i)};
+    REQUIRE(one.memory != nullptr);
+    REQUIRE(AddressOf(one.memory) % kPage == 0);
+    std::fill_n(one.memory, bytes, one.mark);
+    live.push_back(one);
+  }
+  while (!live.empty()) release(0);
+}
+
+TEST_CASE("a pool without an allocator gives out memory of its own, until the last buffer has gone") {
+  auto pool = std::make_shared<StagingPool>(1 << 20, nullptr, nullptr);
+  StagingBuffer buffer = pool->TryAcquire(200'000, -1).value();
+  pool.reset();
+  std::fill(buffer.bytes().begin(), buffer.bytes().end(), std::byte{1});
+  CHECK(AddressOf(buffer.data()) % kHugePage == 0);
+}
