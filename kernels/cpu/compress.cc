@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "kernels/arguments.h"
+#include "kernels/cpu/emitted_row.h"
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/targets-inl.h"
 #include "kernels/reference/functions.h"
@@ -131,14 +132,19 @@ bool HalveScales(uint32_t quantised, uint32_t block, uint8_t* codes, uint8_t* sc
 
 class OutputRows {
  public:
-  explicit OutputRows(const kvstrata_compress_args& a)
-      : a_(a), emit_(EmitPart(a)), first_entry_(a.position / a.ratio), row_(static_cast<float*>(a.workspace)) {}
+  OutputRows(const kvstrata_compress_args& a, RowEmitter emitter)
+      : a_(a),
+        emit_(EmitPart(a)),
+        first_entry_(a.position / a.ratio),
+        row_(static_cast<float*>(a.workspace)),
+        emitter_(CanEmit(a) ? emitter : nullptr) {}
 
   float* Row(uint64_t n) const {
     return a_.output_type == KVSTRATA_KERNELS_F32 ? static_cast<float*>(a_.entries) + n * a_.entry_stride : row_;
   }
 
   void Done(uint64_t n) const {
+    if (emitter_ != nullptr && EmitAtOnce(n)) return;
     EmitUnquantised(emit_, first_entry_ + n, Row(n));
     if (a_.output_type == KVSTRATA_KERNELS_PACKED && PackUnquantised(n)) return;
     QuantiseEmitted(emit_, Row(n));
@@ -150,6 +156,34 @@ class OutputRows {
   }
 
  private:
+  static bool IsShort(int32_t format) {
+    return format == KVSTRATA_KERNELS_FORMAT_V4_ROW || format == KVSTRATA_KERNELS_FORMAT_V41_WINDOW;
+  }
+
+  // What a RowEmitter takes.
+  static bool CanEmit(const kvstrata_compress_args& a) {
+    constexpr uint32_t kVector = 64;  // channels
+    const uint32_t packed_rope = PackedRopeDims(a.format, a.rope_dims);
+    return a.output_type == KVSTRATA_KERNELS_PACKED && IsShort(a.format) && reference::Rounds(a.profile) &&
+           a.emit_flags == 0 && a.norm_weight != nullptr && a.width <= PooledRow::kMostChannels &&
+           a.width % kVector == 0 && (a.width - packed_rope) % kVector == 0 && a.rope_dims % (kVector / 2) == 0 &&
+           a.rope_dims <= 2 * Turns::kPairs;
+  }
+
+  PlaneRow Planes(uint64_t n) const {
+    const kvstrata_packed_planes& to = a_.packed;
+    return {to.codes + n * to.code_stride_bytes, to.rope != nullptr ? to.rope + n * to.rope_stride_bytes : nullptr,
+            to.scales + n * to.scale_stride_bytes};
+  }
+
+  bool EmitAtOnce(uint64_t n) const {
+    Turns turns;
+    const auto position = static_cast<int64_t>((first_entry_ + n) * a_.ratio);
+    FillTurns(a_.frequencies, a_.rope_dims / 2, position, false, turns);
+    const PooledRow row = {row_, a_.norm_weight, turns.cos, turns.sin, a_.eps, a_.width, a_.rope_dims};
+    return emitter_(row, a_.format == KVSTRATA_KERNELS_FORMAT_V4_ROW, Planes(n));
+  }
+
   static void StoreBf16(const float* row, uint32_t width, uint16_t* to) {
     const uint32_t lanes = FloatLanes();
     uint32_t i = 0;
@@ -158,36 +192,38 @@ class OutputRows {
   }
 
   void Pack(uint64_t n) const {
-    const kvstrata_packed_planes& to = a_.packed;
-    PackRow(a_.format, row_, a_.width, PackedRopeDims(a_.format, a_.rope_dims), to.codes + n * to.code_stride_bytes,
-            to.rope != nullptr ? to.rope + n * to.rope_stride_bytes : nullptr, to.scales + n * to.scale_stride_bytes);
+    const PlaneRow to = Planes(n);
+    PackRow(a_.format, row_, a_.width, PackedRopeDims(a_.format, a_.rope_dims), to.codes, to.rope, to.scales);
   }
 
   // The short way, where there is one.
   bool PackUnquantised(uint64_t n) const {
+    if (!IsShort(a_.format)) return false;
     const bool is_row = a_.format == KVSTRATA_KERNELS_FORMAT_V4_ROW;
-    if (!is_row && a_.format != KVSTRATA_KERNELS_FORMAT_V41_WINDOW) return false;
     Pack(n);
     if (!reference::Rounds(a_.profile)) return true;
-    return HalveScales(a_.width - (is_row ? a_.rope_dims : 0), is_row ? RowGrid::kBlock : WindowGrid::kBlock,
-                       a_.packed.codes + n * a_.packed.code_stride_bytes,
-                       a_.packed.scales + n * a_.packed.scale_stride_bytes);
+    const PlaneRow to = Planes(n);
+    return HalveScales(a_.width - (is_row ? a_.rope_dims : 0), is_row ? RowGrid::kBlock : WindowGrid::kBlock, to.codes,
+                       to.scales);
   }
 
   const kvstrata_compress_args& a_;
   const kvstrata_emit_entries_args emit_;
   const uint64_t first_entry_;
   float* const row_;
+  const RowEmitter emitter_;
 };
 
-int32_t Compress(const kvstrata_compress_args* args, void*) {
+int32_t CompressBy(const kvstrata_compress_args* args, RowEmitter emitter) {
   kvstrata_compress_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
   if (!WorkspaceValid(a.workspace, a.workspace_bytes, WorkspaceBytes(a))) return kInvalidArgument;
-  OutputRows rows(a);
+  OutputRows rows(a, emitter);
   PoolTokens(PoolPart(a), rows);
   return kOk;
 }
+
+int32_t Compress(const kvstrata_compress_args* args, void*) { return CompressBy(args, nullptr); }
 
 void Fill(kvstrata_kernels& table) {
   table.csa_pool = CsaPool;
@@ -205,5 +241,16 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace kvstrata::kernels::cpu {
 KVSTRATA_CPU_FILL(FillCompress, Fill)
+
+#if defined(__x86_64__)
+int32_t CompressAvx512(const kvstrata_compress_args* args, RowEmitter emitter) {
+#if HWY_TARGETS & HWY_AVX3
+  return N_AVX3::CompressBy(args, emitter);
+#else
+  static_cast<void>(emitter);
+  return HWY_STATIC_DISPATCH(CompressBy)(args, nullptr);
+#endif
+}
+#endif
 }  // namespace kvstrata::kernels::cpu
 #endif

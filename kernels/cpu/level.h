@@ -57,6 +57,7 @@ void FillProjection(Level level, kvstrata_kernels& table);
 // What kernels/cpu/avx512_bf16/ has instead, for kAvx512Bf16; called after the others.
 void FillAvx512Bf16Formats(kvstrata_kernels& table);
 void FillAvx512Bf16Attention(kvstrata_kernels& table);
+void FillAvx512Bf16Compress(kvstrata_kernels& table);
 void FillAvx512Bf16Selection(kvstrata_kernels& table);
 
 }  // namespace kvstrata::kernels::cpu

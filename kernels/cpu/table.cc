@@ -34,6 +34,7 @@ kvstrata_kernels MakeTable(const NamedLevel& named) {
   if (named.level == Level::kAvx512Bf16) {
     FillAvx512Bf16Formats(table);
     FillAvx512Bf16Attention(table);
+    FillAvx512Bf16Compress(table);
     FillAvx512Bf16Selection(table);
   }
 #endif

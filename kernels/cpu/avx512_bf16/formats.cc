@@ -18,6 +18,7 @@
 
 #include "hwy/base.h"
 #include "kernels/arguments.h"
+#include "kernels/cpu/emitted_row.h"
 #include "kernels/cpu/level.h"
 
 // GCC 12 takes the deliberately undefined operands within its own intrinsics for a mistake (its bug 105593).
@@ -141,8 +142,22 @@ HWY_INLINE __m512i EncodeHalves(__m512i halves, int byte) {
   return _mm512_or_si512(code, _mm512_and_si512(_mm512_srli_epi16(halves, 8), Halves(0x80)));
 }
 
-// 64 channels: one block of 64 or two of 32. False, with rubbish written, if one is not finite.
-template <uint32_t kBlock>
+// Of a block whose largest number is amax: true if that is coded as 224, half of the largest code, and the scale is not
+// the least. Quantised, such a block fits half the scale.
+HWY_INLINE bool FitsHalfTheScale(int amax, int byte) {
+  const int biased = amax - ((byte - 7) << kBf16Mantissa);
+  return byte != kSmallestScale && (biased + 7 + ((biased >> 4) & 1)) >> 4 == 0x76;
+}
+
+// Codes that stand for twice as much where the mask says so: 8 more, or twice the code below the smallest normal one.
+HWY_INLINE __m512i Doubled(__m512i codes, __mmask64 where) {
+  const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi8(0x7F));
+  return _mm512_add_epi8(codes, _mm512_maskz_min_epu8(where, magnitude, _mm512_set1_epi8(8)));
+}
+
+// 64 channels: one block of 64 or two of 32. kQuantised: what comes out is what the quantised channels would give.
+// False, with rubbish written, if one is not finite.
+template <uint32_t kBlock, bool kQuantised>
 HWY_INLINE bool PackVector(const uint16_t* source, uint8_t* codes, uint8_t* scales) {
   const __m512i first = _mm512_loadu_si512(source);
   const __m512i second = _mm512_loadu_si512(source + kHalvesPerVector);
@@ -158,14 +173,20 @@ HWY_INLINE bool PackVector(const uint16_t* source, uint8_t* codes, uint8_t* scal
   }
   const int first_byte = ScaleByte(first_amax);
   const int second_byte = ScaleByte(second_amax);
-  scales[0] = static_cast<uint8_t>(first_byte);
-  if constexpr (kBlock == 32) scales[1] = static_cast<uint8_t>(second_byte);
+  const bool first_halves = kQuantised && FitsHalfTheScale(first_amax, first_byte);
+  const bool second_halves = kQuantised && FitsHalfTheScale(second_amax, second_byte);
+  scales[0] = static_cast<uint8_t>(first_byte - first_halves);
+  if constexpr (kBlock == 32) scales[1] = static_cast<uint8_t>(second_byte - second_halves);
   // The low bytes of both, in order.
   const __m512i low_bytes =
       _mm512_set_epi64(0x7E7C7A7876747270, 0x6E6C6A6866646260, 0x5E5C5A5856545250, 0x4E4C4A4846444240,
                        0x3E3C3A3836343230, 0x2E2C2A2826242220, 0x1E1C1A1816141210, 0x0E0C0A0806040200);
-  const __m512i bytes =
+  __m512i bytes =
       _mm512_permutex2var_epi8(EncodeHalves(first, first_byte), low_bytes, EncodeHalves(second, second_byte));
+  if constexpr (kQuantised) {
+    constexpr __mmask64 kFirst = 0xFFFFFFFF;
+    bytes = Doubled(bytes, (first_halves ? kFirst : 0) | (second_halves ? ~kFirst : 0));
+  }
   _mm512_storeu_si512(codes, bytes);
   return first_amax < kBf16Infinity && second_amax < kBf16Infinity;
 }
@@ -186,20 +207,15 @@ HWY_INLINE void CopyRope(const void* from, uint32_t dims, void* to) {
   }
 }
 
-template <uint32_t kBlock>
-bool PackRowFast(const kvstrata_pack_rows_args& a, uint64_t row) {
-  const uint16_t* source = static_cast<const uint16_t*>(a.source) + row * a.source_stride;
-  uint8_t* codes = a.codes + row * a.code_stride_bytes;
-  uint8_t* scales = a.scales + row * a.scale_stride_bytes;
-  const uint32_t quantised = a.width - a.rope_dims;
+template <uint32_t kBlock, bool kQuantised>
+HWY_INLINE bool PackRowFast(const PlaneRow& to, const uint16_t* source, uint32_t quantised, uint32_t rope_dims) {
   bool finite = true;
   for (uint32_t i = 0; i < quantised; i += kCodesPerVector) {
-    finite &= PackVector<kBlock>(source + i, codes + i, scales + i / kBlock);
+    finite &= PackVector<kBlock, kQuantised>(source + i, to.codes + i, to.scales + i / kBlock);
   }
-  if (a.format == KVSTRATA_KERNELS_FORMAT_V4_ROW) {
-    const uint32_t blocks = quantised / kBlock;
-    for (uint32_t i = blocks; i % 8 != 0; ++i) scales[i] = 0;
-    if (a.rope_dims != 0) CopyRope(source + quantised, a.rope_dims, a.rope + row * a.rope_stride_bytes);
+  if constexpr (kBlock == 64) {  // V4_ROW, whose scales are padded
+    for (uint32_t i = quantised / kBlock; i % 8 != 0; ++i) to.scales[i] = 0;
+    if (rope_dims != 0) CopyRope(source + quantised, rope_dims, to.rope);
   }
   return finite;
 }
@@ -252,7 +268,12 @@ bool UnpackRowFast(const TableVectors& table, const kvstrata_unpack_rows_args& a
 template <uint32_t kBlock>
 void PackAll(const kvstrata_pack_rows_args& a) {
   for (uint64_t row = 0; row < a.rows; ++row) {
-    if (HWY_UNLIKELY(!PackRowFast<kBlock>(a, row))) static_cast<void>(PackOneRowBelow(a, row));
+    const PlaneRow to = {a.codes + row * a.code_stride_bytes,
+                         a.rope != nullptr ? a.rope + row * a.rope_stride_bytes : nullptr,
+                         a.scales + row * a.scale_stride_bytes};
+    const uint16_t* source = static_cast<const uint16_t*>(a.source) + row * a.source_stride;
+    const bool is_packed = PackRowFast<kBlock, false>(to, source, a.width - a.rope_dims, a.rope_dims);
+    if (HWY_UNLIKELY(!is_packed)) static_cast<void>(PackOneRowBelow(a, row));
   }
 }
 
@@ -298,6 +319,15 @@ int32_t UnpackRows(const kvstrata_unpack_rows_args* args, void* stream) {
 }
 
 }  // namespace
+
+HWY_PUSH_ATTRIBUTES("avx2,fma,f16c,bmi,bmi2,avx512f,avx512bw,avx512cd,avx512dq,avx512vl,avx512vbmi,avx512vbmi2")
+
+bool PackQuantisedRow(bool is_v4_row, const uint16_t* row, uint32_t quantised, uint32_t rope_dims, const PlaneRow& to) {
+  return is_v4_row ? PackRowFast<64, true>(to, row, quantised, rope_dims)
+                   : PackRowFast<32, true>(to, row, quantised, rope_dims);
+}
+
+HWY_POP_ATTRIBUTES
 
 void FillAvx512Bf16Formats(kvstrata_kernels& table) {
   table.pack_rows = PackRows;
