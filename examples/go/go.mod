@@ -1,0 +1,3 @@
+module kvstrata
+
+go 1.19
