@@ -127,7 +127,7 @@ func (c *testCase) answer(s *step) (answers, error) {
 	switch s.operation {
 	case "layout":
 		return c.layout(s)
-	case "storage", "hold", "let_go", "fail", "damage", "wipe", "look":
+	case "storage", "hold", "let_go", "fail", "damage", "wipe", "swap", "look":
 		return c.storage(s), nil
 	case "cache":
 		return c.openCache(s)
@@ -254,6 +254,9 @@ func (c *testCase) storage(s *step) answers {
 		}
 	case "wipe":
 		one.records = nil
+	case "swap":
+		a, b := &one.records[len(one.records)-2], &one.records[len(one.records)-1]
+		a.payload, b.payload = b.payload, a.payload
 	}
 	return words("records", len(one.records), "destroyed", one.destroyed, "held", len(one.held))
 }

@@ -270,6 +270,12 @@ class Case:
         self.named[name].records.clear()
         return {}
 
+    def do_swap(self, name, one, given):
+        records = self.named[name].records
+        (a, (left, left_meta)), (b, (right, right_meta)) = list(records.items())[-2:]
+        records[a], records[b] = (right, left_meta), (left, right_meta)
+        return {}
+
     def do_look(self, name, one, given):
         store = self.named[name]
         return {"records": len(store.records), "destroyed": store.destroyed_count, "held": len(store.held)}

@@ -162,6 +162,12 @@ static kvstrata_status step_wipe(case_state* state, const line* step, answers* o
   return KVSTRATA_OK;
 }
 
+static kvstrata_status step_swap(case_state* state, const line* step, answers* out) {
+  (void)out;
+  store_swap(find_thing(state, step->name)->handle);
+  return KVSTRATA_OK;
+}
+
 static kvstrata_status step_look(case_state* state, const line* step, answers* out) {
   const store_counts counts = store_look(find_thing(state, step->name)->handle);
   add_number(out, "records", counts.records);
@@ -382,12 +388,12 @@ step_function find_step(const char* operation) {
     const char* operation;
     step_function run;
   } kSteps[] = {
-      {"layout", step_layout},   {"storage", step_storage}, {"hold", step_hold},   {"let_go", step_let_go},
-      {"fail", step_fail},       {"damage", step_damage},   {"wipe", step_wipe},   {"look", step_look},
-      {"cache", step_cache},     {"info", step_info},       {"drop", step_drop},   {"namespace", step_namespace},
-      {"release", step_release}, {"stats", step_stats},     {"close", step_close}, {"events", step_events},
-      {"trim", step_trim},       {"purge", step_purge},     {"sync", step_sync},   {"verify", step_verify},
-      {"status", step_status},   {"version", step_version}};
+      {"layout", step_layout},       {"storage", step_storage}, {"hold", step_hold},      {"let_go", step_let_go},
+      {"fail", step_fail},           {"damage", step_damage},   {"wipe", step_wipe},      {"swap", step_swap},
+      {"look", step_look},           {"cache", step_cache},     {"info", step_info},      {"drop", step_drop},
+      {"namespace", step_namespace}, {"release", step_release}, {"stats", step_stats},    {"close", step_close},
+      {"events", step_events},       {"trim", step_trim},       {"purge", step_purge},    {"sync", step_sync},
+      {"verify", step_verify},       {"status", step_status},   {"version", step_version}};
   for (size_t i = 0; i < sizeof kSteps / sizeof kSteps[0]; ++i) {
     if (strcmp(kSteps[i].operation, operation) == 0) return kSteps[i].run;
   }

@@ -24,6 +24,8 @@ void store_fail(case_store* store, int call, kvstrata_status status);
 /* Flips the lowest bit of the last byte of each payload of at least `bytes` bytes. */
 void store_damage(case_store* store, uint64_t bytes);
 void store_wipe(case_store* store);
+/* Exchanges the payloads of the last two records that were put. */
+void store_swap(case_store* store);
 
 typedef struct store_counts {
   uint64_t records, destroyed, held;

@@ -48,40 +48,19 @@ std::string Case::Run(const Step& step) {
 }
 
 Case::Answer Case::StepOf(const std::string& operation) {
-  static const std::map<std::string, Answer> kSteps = {{"layout", &Case::MakeLayout},
-                                                       {"storage", &Case::MakeStore},
-                                                       {"hold", &Case::ChangeStore},
-                                                       {"let_go", &Case::ChangeStore},
-                                                       {"fail", &Case::ChangeStore},
-                                                       {"damage", &Case::ChangeStore},
-                                                       {"wipe", &Case::ChangeStore},
-                                                       {"look", &Case::Look},
-                                                       {"cache", &Case::OpenCache},
-                                                       {"info", &Case::Info},
-                                                       {"namespace", &Case::OpenNamespace},
-                                                       {"drop", &Case::Drop},
-                                                       {"release", &Case::Release},
-                                                       {"stats", &Case::Stats},
-                                                       {"close", &Case::Close},
-                                                       {"events", &Case::Events},
-                                                       {"trim", &Case::Trim},
-                                                       {"purge", &Case::Purge},
-                                                       {"sync", &Case::Sync},
-                                                       {"verify", &Case::Verify},
-                                                       {"status", &Case::Status},
-                                                       {"version", &Case::Version},
-                                                       {"store", &Case::StoreTokens},
-                                                       {"positions", &Case::Positions},
-                                                       {"lookup", &Case::Lookup},
-                                                       {"limit", &Case::Limit},
-                                                       {"renew", &Case::Renew},
-                                                       {"agree", &Case::Agree},
-                                                       {"difference", &Case::Difference},
-                                                       {"plan", &Case::Plan},
-                                                       {"start", &Case::Start},
-                                                       {"wait", &Case::Wait},
-                                                       {"poll", &Case::Poll},
-                                                       {"cancel", &Case::Cancel}};
+  static const std::map<std::string, Answer> kSteps = {
+      {"layout", &Case::MakeLayout},   {"storage", &Case::MakeStore}, {"hold", &Case::ChangeStore},
+      {"let_go", &Case::ChangeStore},  {"fail", &Case::ChangeStore},  {"damage", &Case::ChangeStore},
+      {"wipe", &Case::ChangeStore},    {"swap", &Case::ChangeStore},  {"look", &Case::Look},
+      {"cache", &Case::OpenCache},     {"info", &Case::Info},         {"namespace", &Case::OpenNamespace},
+      {"drop", &Case::Drop},           {"release", &Case::Release},   {"stats", &Case::Stats},
+      {"close", &Case::Close},         {"events", &Case::Events},     {"trim", &Case::Trim},
+      {"purge", &Case::Purge},         {"sync", &Case::Sync},         {"verify", &Case::Verify},
+      {"status", &Case::Status},       {"version", &Case::Version},   {"store", &Case::StoreTokens},
+      {"positions", &Case::Positions}, {"lookup", &Case::Lookup},     {"limit", &Case::Limit},
+      {"renew", &Case::Renew},         {"agree", &Case::Agree},       {"difference", &Case::Difference},
+      {"plan", &Case::Plan},           {"start", &Case::Start},       {"wait", &Case::Wait},
+      {"poll", &Case::Poll},           {"cancel", &Case::Cancel}};
   const auto found = kSteps.find(operation);
   return found != kSteps.end() ? found->second : nullptr;
 }

@@ -87,6 +87,7 @@ result<Answers> Case::ChangeStore(const Step& step) {
   if (step.operation == "fail") store.Fail(*step.Value("call"), static_cast<errc>(step.Number("code")));
   if (step.operation == "damage") store.Damage(step.Number("bytes"));
   if (step.operation == "wipe") store.Wipe();
+  if (step.operation == "swap") store.Swap();
   return Answers();
 }
 

@@ -48,6 +48,11 @@ void Store::Wipe() {
   records_.clear();
 }
 
+void Store::Swap() {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (records_.size() >= 2) std::swap(records_.back().payload, records_[records_.size() - 2].payload);
+}
+
 Store::Counts Store::Look() {
   const std::lock_guard<std::mutex> lock(mutex_);
   return {records_.size(), destroyed_, held_.size()};

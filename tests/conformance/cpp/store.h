@@ -31,6 +31,8 @@ class Store {
   // Flips the lowest bit of the last byte of each payload of at least `bytes` bytes.
   void Damage(std::uint64_t bytes);
   void Wipe();
+  // Exchanges the payloads of the last two records that were put.
+  void Swap();
   Counts Look();
 
  private:

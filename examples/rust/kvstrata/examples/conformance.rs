@@ -384,7 +384,7 @@ impl Case {
     fn run(&mut self, step: &Step) -> String {
         let done = match step.operation.as_str() {
             "layout" => self.layout(step),
-            "storage" | "hold" | "let_go" | "fail" | "damage" | "wipe" | "look" => Ok(self.storage(step)),
+            "storage" | "hold" | "let_go" | "fail" | "damage" | "wipe" | "swap" | "look" => Ok(self.storage(step)),
             "cache" | "stats" | "close" | "events" | "trim" | "purge" | "sync" | "verify" => self.cache(step),
             "namespace" | "info" | "drop" => self.space(step),
             "store" | "positions" => self.store(step),
@@ -450,6 +450,11 @@ impl Case {
                 }
             }
             "wipe" => records.items.clear(),
+            "swap" => {
+                let count = records.items.len();
+                let (front, back) = records.items.split_at_mut(count - 1);
+                std::mem::swap(&mut front[count - 2].1, &mut back[0].1);
+            }
             _ => {
                 return Answers::Words(vec![
                     word("records", records.items.len()),
