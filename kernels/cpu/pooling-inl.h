@@ -49,18 +49,48 @@ struct BlockRows {
 // Rows of the state, or of a chunk whose gates need no bias.
 using StateRows = BlockRows<float, false>;
 
-// An entry's rows, those of the previous block first, are taken in groups of up to 8: CSA's are one group. The sums run
-// from row to row in order, wherever a group ends.
-inline constexpr uint32_t kGroup = 8;
+// An entry's rows, those of the previous block first, are taken in groups. The sums run from row to row in order,
+// wherever a group ends. A group of 8 keeps them in registers for longest and is fastest where computing takes longer
+// than memory. Floats in vectors of 64 bytes wait for memory: row by row they are read in the order in which they lie,
+// which the processor's own prefetching follows, and the first-level cache keeps the sums.
+inline constexpr uint32_t kMostRows = 8;
+template <typename T>
+inline constexpr uint32_t kGroup = sizeof(T) == 4 && HWY_MAX_BYTES >= 64 ? 1 : kMostRows;
+
+// What will be wanted later, line by line into the second-level cache: rows of values and gates in the order in which
+// they lie in memory, which the processor's own prefetching recognises, where the columns in which they are pooled lose
+// it. A few lines between the exps, as a burst would hold up the loads.
+template <typename T>
+struct RowsAhead {
+  const T* values = nullptr;
+  const T* gates = nullptr;
+  uint64_t value_stride = 0;
+  uint64_t gate_stride = 0;
+  uint64_t channels = 0;
+  uint64_t at = 0;
+  uint64_t rows = 0;  // that are left
+
+  HWY_INLINE void Prefetch(uint32_t count) {
+    constexpr uint32_t kLine = 64 / sizeof(T);
+    if (rows == 0) return;
+    for (uint32_t i = 0; i < count; i += kLine) {
+      __builtin_prefetch(gates + at + i, 0, 2);
+      __builtin_prefetch(values + at + i, 0, 2);
+    }
+    at += count;
+    if (at < channels) return;
+    at = 0;
+    --rows;
+    values += value_stride;
+    gates += gate_stride;
+  }
+};
 
 template <typename T, bool kBias>
 struct RowGroup {
-  const T* values[kGroup];
-  const T* gates[kGroup];
-  const float* bias[kGroup];
-  // Elements from a row to the one that will be wanted in its place later; 0 where none is there.
-  uint64_t values_ahead;
-  uint64_t gates_ahead;
+  const T* values[kMostRows];
+  const T* gates[kMostRows];
+  const float* bias[kMostRows];
   uint32_t count;
 };
 
@@ -111,15 +141,6 @@ HWY_INLINE void StorePart(FloatVec values, float* to, uint32_t v) {
   }
 }
 
-// The line that will be wanted where this vector is, into the second-level cache. The rows lie kilobytes apart, where
-// the processor's own prefetching loses them; one by one between the exps, as a burst would hold up the loads.
-template <bool kBias, typename T>
-HWY_INLINE void PrefetchAhead(const RowGroup<T, kBias>& g, uint32_t s, uint32_t j, uint32_t v) {
-  if (v * FloatLanes() * sizeof(T) % 64 != 0) return;
-  __builtin_prefetch(g.gates[s] + g.gates_ahead + j + v * FloatLanes(), 0, 2);
-  __builtin_prefetch(g.values[s] + g.values_ahead + j + v * FloatLanes(), 0, 2);
-}
-
 template <class P, bool kBias, typename T>
 HWY_INLINE FloatVec LoadGate(const RowGroup<T, kBias>& g, uint32_t s, uint32_t j, uint32_t v) {
   const FloatVec gate = LoadPart<P>(g.gates[s] + j, v);
@@ -146,7 +167,6 @@ HWY_INLINE bool BeginPart(const RowGroup<T, kBias>& g, uint32_t j, PartSums<P>& 
   const FloatTag floats;
   FloatVec largest = hn::Zero(floats);
   for (uint32_t v = 0; v < P::kVectors; ++v) {
-    if constexpr (P::kVectors == 4) PrefetchAhead(g, 0, j, v);
     const FloatVec gate = LoadGate<P>(g, 0, j, v);
     part.anchors[v] = Exp2Anchor(floats, gate);
     part.weights[v] = Exp2AnchorWeight(floats, gate, part.anchors[v]);
@@ -174,10 +194,12 @@ HWY_INLINE bool FinishPart(const PartSums<P>& part, float* to) {
 // Channels j.. of a group's rows, which are the tile's from `at` on; several vectors at once, whose latencies hide one
 // another's. kFirst and kLast: the group is the entry's first or last. False: what came out is no use.
 template <bool kFirst, bool kLast, class P, bool kBias, typename T>
-HWY_INLINE bool AddPart(const RowGroup<T, kBias>& g, uint32_t j, uint32_t at, PoolTile& tile, float* entry) {
+HWY_INLINE bool AddPart(const RowGroup<T, kBias>& g, uint32_t j, uint32_t at, PoolTile& tile, RowsAhead<T>& ahead,
+                        float* entry) {
   PartSums<P> part;
   bool is_good = true;
   if constexpr (kFirst) {
+    if constexpr (!P::kOne) ahead.Prefetch(P::kVectors * FloatLanes());
     is_good = BeginPart(g, j, part);
   } else {
     for (uint32_t v = 0; v < P::kVectors; ++v) {
@@ -187,8 +209,8 @@ HWY_INLINE bool AddPart(const RowGroup<T, kBias>& g, uint32_t j, uint32_t at, Po
     }
   }
   for (uint32_t s = kFirst ? 1 : 0; s < g.count; ++s) {
+    if constexpr (!P::kOne) ahead.Prefetch(P::kVectors * FloatLanes());
     for (uint32_t v = 0; v < P::kVectors; ++v) {
-      if constexpr (P::kVectors == 4) PrefetchAhead(g, s, j, v);
       const FloatVec weight = Exp2Weight(FloatTag(), LoadGate<P>(g, s, j, v), part.anchors[v]);
       part.weights[v] = hn::Add(part.weights[v], weight);
       part.sums[v] = hn::MulAdd(weight, LoadPart<P>(g.values[s] + j, v), part.sums[v]);
@@ -206,17 +228,19 @@ HWY_INLINE bool AddPart(const RowGroup<T, kBias>& g, uint32_t j, uint32_t at, Po
 // Channels begin .. begin+channels-1, which are the tile's.
 template <bool kFirst, bool kLast, bool kBias, typename T>
 HWY_NOINLINE bool AddGroup(const RowGroup<T, kBias>& g, uint32_t begin, uint32_t channels, PoolTile& tile,
-                           float* entry) {
+                           RowsAhead<T>& rows_ahead, float* entry) {
+  RowsAhead<T> ahead = rows_ahead;
   const uint32_t lanes = FloatLanes();
   uint32_t at = 0;
   bool is_good = true;
   for (; at + 4 * lanes <= channels; at += 4 * lanes) {
-    is_good &= AddPart<kFirst, kLast, FourVectors>(g, begin + at, at, tile, entry);
+    is_good &= AddPart<kFirst, kLast, FourVectors>(g, begin + at, at, tile, ahead, entry);
   }
   for (; at + lanes <= channels; at += lanes) {
-    is_good &= AddPart<kFirst, kLast, OneVector>(g, begin + at, at, tile, entry);
+    is_good &= AddPart<kFirst, kLast, OneVector>(g, begin + at, at, tile, ahead, entry);
   }
-  for (; at < channels; ++at) is_good &= AddPart<kFirst, kLast, OneChannel>(g, begin + at, at, tile, entry);
+  for (; at < channels; ++at) is_good &= AddPart<kFirst, kLast, OneChannel>(g, begin + at, at, tile, ahead, entry);
+  rows_ahead = ahead;
   return is_good;
 }
 
@@ -235,11 +259,11 @@ HWY_INLINE void SetRow(const BlockRows<T, kBias>& previous, const BlockRows<T, k
 
 template <bool kBias, typename T>
 HWY_INLINE bool AddRows(const RowGroup<T, kBias>& g, bool is_first, bool is_last, uint32_t begin, uint32_t channels,
-                        PoolTile& tile, float* entry) {
-  if (is_first && is_last) return AddGroup<true, true>(g, begin, channels, tile, entry);
-  if (is_first) return AddGroup<true, false>(g, begin, channels, tile, entry);
-  if (is_last) return AddGroup<false, true>(g, begin, channels, tile, entry);
-  return AddGroup<false, false>(g, begin, channels, tile, entry);
+                        PoolTile& tile, RowsAhead<T>& ahead, float* entry) {
+  if (is_first && is_last) return AddGroup<true, true>(g, begin, channels, tile, ahead, entry);
+  if (is_first) return AddGroup<true, false>(g, begin, channels, tile, ahead, entry);
+  if (is_last) return AddGroup<false, true>(g, begin, channels, tile, ahead, entry);
+  return AddGroup<false, false>(g, begin, channels, tile, ahead, entry);
 }
 
 // A vector of channels, or one, for any gates: relative to the greatest, which begins with the lowest finite float, not
@@ -275,15 +299,12 @@ HWY_NOINLINE void PoolPlainly(const BlockRows<T, kBias>& previous, const BlockRo
   for (; j < end; ++j) PoolPartPlainly<OneChannel>(previous, current, j, entry);
 }
 
-// How far ahead rows are prefetched: what is pooled meanwhile outlasts a load from memory. bf16 rows take little less
-// time to pool than floats, and half the memory.
-template <typename T>
-inline constexpr uint32_t kRowsAhead = sizeof(T) == 2 ? 16 : 8;
+// How far ahead rows are prefetched: what is pooled meanwhile outlasts a load from memory.
+inline constexpr uint64_t kBytesAhead = 16384;
 
-// `rows_there`: rows of the caller's from the current block's first one on; 0 where the rows are the state's.
 template <bool kBias, typename T>
 void PoolEntry(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& current, uint32_t width,
-               uint64_t rows_there, float* entry) {
+               RowsAhead<T> ahead, float* entry) {
   PoolTile tile;
   RowGroup<T, kBias> g{};
   const uint32_t rows = previous.count + current.count;
@@ -291,14 +312,11 @@ void PoolEntry(const BlockRows<T, kBias>& previous, const BlockRows<T, kBias>& c
     const uint32_t channels = std::min(width - begin, PoolTile::kChannels);
     bool is_good = true;
     for (uint32_t n = 0; n < rows;) {
-      g.count = std::min(rows - n, kGroup);
+      g.count = std::min(rows - n, kGroup<T>);
       for (uint32_t s = 0; s < g.count; ++s) SetRow(previous, current, n + s, s, g);
       const bool is_first = n == 0;
       n += g.count;
-      const bool is_ahead_there = n + kRowsAhead<T> <= rows_there + previous.count;
-      g.values_ahead = is_ahead_there ? kRowsAhead<T> * current.value_stride : 0;
-      g.gates_ahead = is_ahead_there ? kRowsAhead<T> * current.gate_stride : 0;
-      is_good &= AddRows(g, is_first, n == rows, begin, channels, tile, entry);
+      is_good &= AddRows(g, is_first, n == rows, begin, channels, tile, ahead, entry);
     }
     if (HWY_UNLIKELY(!is_good)) PoolPlainly(previous, current, begin, begin + channels, entry);
   }
@@ -340,7 +358,7 @@ class PoolChunk {
     uint64_t n = head;
     for (; n + a_.ratio <= a_.tokens; n += a_.ratio, ++entry) {
       const Rows previous = overlap_ && n != 0 ? Block(n - a_.ratio, 0, a_.ratio) : Rows{};
-      PoolEntry(previous, Block(n, channels_ - a_.width, a_.ratio), a_.width, a_.tokens - n, sink.Row(entry));
+      PoolEntry(previous, Block(n, channels_ - a_.width, a_.ratio), a_.width, Ahead(n), sink.Row(entry));
       sink.Done(entry);
     }
     if (overlap_ && n != head) KeepPrevious(n - a_.ratio);
@@ -366,6 +384,19 @@ class PoolChunk {
             count};
   }
 
+  // What to prefetch while the block at token n is pooled.
+  RowsAhead<T> Ahead(uint64_t n) const {
+    const uint64_t first = n + 1 + kBytesAhead / (2 * channels_ * sizeof(T));
+    if (first >= a_.tokens) return {};
+    return {values_ + first * a_.value_stride,
+            gates_ + first * a_.gate_stride,
+            a_.value_stride,
+            a_.gate_stride,
+            channels_,
+            0,
+            std::min<uint64_t>(a_.ratio, a_.tokens - first)};
+  }
+
   // Puts token n into its slot of the open block. True if that completed the block: its entry is there, and with
   // OVERLAP its P half is kept.
   template <class Sink>
@@ -381,7 +412,7 @@ class PoolChunk {
     const bool has_previous = overlap_ && t >= a_.ratio;
     const StateRows previous = {
         a_.prev_values, a_.prev_gates, nullptr, a_.width, a_.width, 0, has_previous ? a_.ratio : 0};
-    PoolEntry(previous, current, a_.width, 0, sink.Row(entry));
+    PoolEntry(previous, current, a_.width, RowsAhead<float>(), sink.Row(entry));
     sink.Done(entry);
     if (!overlap_) return true;
     for (uint64_t s = 0; s < a_.ratio; ++s) {
