@@ -23,6 +23,9 @@ type CacheOptions struct {
 	CapacityBytes, SnapshotBytes, StagingBytes, LeaseBytes uint64
 	LeaseMs, IOTimeoutMs                                   uint64
 	IOThreads, MaxBlocks                                   uint32
+	EvictionPolicy, Admission                              int32 // KVSTRATA_EVICT_*, KVSTRATA_ADMIT_*
+	HighPercent, LowPercent                                uint32
+	GhostBytes, KeepFreeBytes                              uint64
 }
 
 // OpenCache opens or makes a store and rebuilds its index. A failed open leaves the storage with the caller.
@@ -48,6 +51,9 @@ func OpenCache(options CacheOptions) (*Cache, error) {
 	c.staging_bytes, c.lease_bytes = C.uint64_t(options.StagingBytes), C.uint64_t(options.LeaseBytes)
 	c.lease_ms, c.io_timeout_ms = C.uint64_t(options.LeaseMs), C.uint64_t(options.IOTimeoutMs)
 	c.io_threads, c.max_blocks = C.uint32_t(options.IOThreads), C.uint32_t(options.MaxBlocks)
+	c.eviction_policy, c.admission = C.int32_t(options.EvictionPolicy), C.int32_t(options.Admission)
+	c.high_percent, c.low_percent = C.uint32_t(options.HighPercent), C.uint32_t(options.LowPercent)
+	c.ghost_bytes, c.keep_free_bytes = C.uint64_t(options.GhostBytes), C.uint64_t(options.KeepFreeBytes)
 	out := (**C.kvstrata_cache)(a.alloc(8))
 	if err := a.check(C.kvstrata_cache_open(c, out, a.err)); err != nil {
 		if handle != 0 {

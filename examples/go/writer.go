@@ -15,6 +15,8 @@ type WriterOptions struct {
 	RestartMultiple uint32
 	StartTokens     uint64
 	WaitMs          uint64
+	Priority        int32  // KVSTRATA_PRIORITY_* of the blocks stored
+	TTLSeconds      uint32 // blocks stored are misses after it; 0 = for ever
 }
 
 // Writer stores one growing sequence. One goroutine at a time.
@@ -31,6 +33,7 @@ func (n *Namespace) Writer(options WriterOptions) (*Writer, error) {
 	o.struct_size = C.sizeof_kvstrata_writer_options
 	o.flags, o.restart_multiple = C.uint32_t(options.Flags), C.uint32_t(options.RestartMultiple)
 	o.start_tokens, o.wait_ms = C.uint64_t(options.StartTokens), C.uint64_t(options.WaitMs)
+	o.priority, o.ttl_seconds = C.int32_t(options.Priority), C.uint32_t(options.TTLSeconds)
 	if options.Plan != nil {
 		o.plan = options.Plan.raw
 	}

@@ -265,7 +265,9 @@ func (c *testCase) openCache(s *step) (answers, error) {
 	options := kvstrata.CacheOptions{ReadOnly: s.number("read_only") != 0, CapacityBytes: s.number("capacity_bytes"),
 		SnapshotBytes: s.number("snapshot_bytes"), StagingBytes: s.number("staging_bytes"), LeaseBytes: s.number("lease_bytes"),
 		LeaseMs: s.number("lease_ms"), IOTimeoutMs: s.number("io_timeout_ms"), IOThreads: uint32(s.number("io_threads")),
-		MaxBlocks: uint32(s.number("max_blocks"))}
+		MaxBlocks: uint32(s.number("max_blocks")), EvictionPolicy: int32(s.number("eviction_policy")),
+		Admission: int32(s.number("admission")), HighPercent: uint32(s.number("high_percent")),
+		LowPercent: uint32(s.number("low_percent")), GhostBytes: s.number("ghost_bytes"), KeepFreeBytes: s.number("keep_free_bytes")}
 	if path, ok := s.value("path"); ok {
 		options.Path = filepath.Join(c.folder, path)
 	}

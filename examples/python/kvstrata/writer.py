@@ -24,7 +24,7 @@ class Writer(Handle):
 
     def __init__(self, namespace: "Namespace", match: Optional["Match"] = None, *, plan: Optional[Plan] = None,
                  flags: int = 0, restart_multiple: int = 0, start_tokens: int = 0, wait_ms: int = 0,
-                 _fork_of: Optional["Writer"] = None) -> None:
+                 priority: int = 0, ttl_seconds: int = 0, _fork_of: Optional["Writer"] = None) -> None:
         self._sources: Dict[int, Pinned] = {}
         if _fork_of is not None:
             super().__init__(make("kvstrata_writer_fork", _fork_of.pointer))
@@ -33,6 +33,7 @@ class Writer(Handle):
         options = sized(_abi.kvstrata_writer_options)
         options.flags, options.restart_multiple = flags, restart_multiple
         options.start_tokens, options.wait_ms = start_tokens, wait_ms
+        options.priority, options.ttl_seconds = priority, ttl_seconds
         options.plan = plan.pointer if plan is not None else None
         match_pointer = match.pointer if match is not None else None
         super().__init__(make("kvstrata_writer_open", namespace.pointer, match_pointer, ctypes.byref(options)))

@@ -200,6 +200,12 @@ static kvstrata_status step_cache(case_state* state, const line* step, answers* 
   options.io_timeout_ms = number_of(step, "io_timeout_ms", 0);
   options.io_threads = (uint32_t)number_of(step, "io_threads", 0);
   options.max_blocks = (uint32_t)number_of(step, "max_blocks", 0);
+  options.eviction_policy = (int32_t)number_of(step, "eviction_policy", 0);
+  options.admission = (int32_t)number_of(step, "admission", 0);
+  options.high_percent = (uint32_t)number_of(step, "high_percent", 0);
+  options.low_percent = (uint32_t)number_of(step, "low_percent", 0);
+  options.ghost_bytes = number_of(step, "ghost_bytes", 0);
+  options.keep_free_bytes = number_of(step, "keep_free_bytes", 0);
   kvstrata_cache* cache = NULL;
   const kvstrata_status status = kvstrata_cache_open(&options, &cache, &state->error);
   if (status == KVSTRATA_OK) new_thing(state, step->name, THING_CACHE, cache);

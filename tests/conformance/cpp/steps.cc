@@ -109,6 +109,12 @@ result<Answers> Case::OpenCache(const Step& step) {
   options.io_timeout_ms = step.Number("io_timeout_ms");
   options.io_threads = static_cast<std::uint32_t>(step.Number("io_threads"));
   options.max_blocks = static_cast<std::uint32_t>(step.Number("max_blocks"));
+  options.eviction = static_cast<eviction_policy>(step.Number("eviction_policy"));
+  options.admit = static_cast<admission>(step.Number("admission"));
+  options.high_percent = static_cast<std::uint32_t>(step.Number("high_percent"));
+  options.low_percent = static_cast<std::uint32_t>(step.Number("low_percent"));
+  options.ghost_bytes = step.Number("ghost_bytes");
+  options.keep_free_bytes = step.Number("keep_free_bytes");
   if (!step.Value("storage")) {
     result<cache> made = cache::open(options);
     if (!made) return made.error();

@@ -481,6 +481,12 @@ impl Case {
             io_timeout_ms: step.number("io_timeout_ms"),
             io_threads: step.number("io_threads") as u32,
             max_blocks: step.number("max_blocks") as u32,
+            eviction_policy: step.number("eviction_policy") as i32,
+            admission: step.number("admission") as i32,
+            high_percent: step.number("high_percent") as u32,
+            low_percent: step.number("low_percent") as u32,
+            ghost_bytes: step.number("ghost_bytes"),
+            keep_free_bytes: step.number("keep_free_bytes"),
         })?;
         if let Some(table) = table {
             table.1.store(true, Ordering::SeqCst);

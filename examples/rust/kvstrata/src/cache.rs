@@ -44,6 +44,14 @@ pub struct CacheOptions {
     pub io_timeout_ms: u64,
     pub io_threads: u32,
     pub max_blocks: u32,
+    /// `KVSTRATA_EVICT_*`
+    pub eviction_policy: i32,
+    /// `KVSTRATA_ADMIT_*`
+    pub admission: i32,
+    pub high_percent: u32,
+    pub low_percent: u32,
+    pub ghost_bytes: u64,
+    pub keep_free_bytes: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -125,6 +133,12 @@ impl Cache {
             io_timeout_ms: options.io_timeout_ms,
             io_threads: options.io_threads,
             max_blocks: options.max_blocks,
+            eviction_policy: options.eviction_policy,
+            admission: options.admission,
+            high_percent: options.high_percent,
+            low_percent: options.low_percent,
+            ghost_bytes: options.ghost_bytes,
+            keep_free_bytes: options.keep_free_bytes,
             ..Default::default()
         };
         // SAFETY: everything that `c` points to lives through the call; so below.

@@ -19,6 +19,10 @@ pub struct WriterOptions<'a> {
     pub restart_multiple: u32,
     pub start_tokens: u64,
     pub wait_ms: u64,
+    /// `KVSTRATA_PRIORITY_*` of the blocks stored.
+    pub priority: i32,
+    /// Blocks stored are misses after it; 0 = for ever.
+    pub ttl_seconds: u32,
     /// The restore that brought the rows, when it has ended.
     pub plan: Option<&'a mut Plan>,
 }
@@ -36,6 +40,8 @@ impl Writer {
             restart_multiple: options.restart_multiple,
             start_tokens: options.start_tokens,
             wait_ms: options.wait_ms,
+            priority: options.priority,
+            ttl_seconds: options.ttl_seconds,
             plan: options.plan.map_or(std::ptr::null(), |plan| plan.as_raw()),
             ..Default::default()
         };
