@@ -122,6 +122,8 @@ class RealOs : public Os {
     return result == -EACCES ? -EAGAIN : result;  // POSIX allows either for a lock that another process holds
   }
 
+  std::unique_ptr<ReadRing> MakeReadRing(uint32_t depth) override { return MakeIoUring(depth); }
+
   int64_t BlockBytes(int fd) override {
     struct statvfs info {};
     const int result = Retry([&] { return fstatvfs(fd, &info); });

@@ -14,11 +14,13 @@
 
 #include <cerrno>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string_view>
 
 #include "absl/functional/function_ref.h"
 #include "lib/base/bytes.h"
+#include "lib/storage/read_ring.h"
 
 namespace kvstrata::core::storage {
 
@@ -58,6 +60,8 @@ class Os {
   virtual int ReadDirectory(int directory, const char* path, absl::FunctionRef<void(std::string_view)> visit) = 0;
   // An fcntl write lock on the whole file, without waiting: -EAGAIN when another process holds one.
   virtual int LockFile(int fd) = 0;
+  // For reads that the kernel carries out by itself, `depth` at one time; none where it does not.
+  virtual std::unique_ptr<ReadRing> MakeReadRing(uint32_t /*depth*/) { return nullptr; }
   // The file system's allocation unit.
   virtual int64_t BlockBytes(int fd) = 0;
   // The bytes that its file system has left for this user; -ENOSYS where nobody says.

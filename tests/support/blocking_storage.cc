@@ -67,10 +67,14 @@ absl::StatusOr<std::string> ReadNow(storage::Storage& storage, const storage::Ke
   const absl::StatusOr<std::optional<uint64_t>> size = storage.Stat(key);
   if (!size.ok()) return size.status();
   if (!size->has_value()) return base::MakeStatus(base::Code::kNotFound, "key", "no such record");
-  std::string payload(static_cast<size_t>(**size), '\0');
-  const storage::Result result = GetNow(storage, key, 0, std::as_writable_bytes(std::span(payload)));
+  // As staging memory lies, so that a store may read straight into it.
+  constexpr size_t kPage = 4096;
+  std::vector<std::byte> room(static_cast<size_t>(**size) + kPage);
+  const size_t begin = kPage - reinterpret_cast<uintptr_t>(room.data()) % kPage;
+  const base::MutableBytes payload = base::MutableBytes(room).subspan(begin, static_cast<size_t>(**size));
+  const storage::Result result = GetNow(storage, key, 0, payload);
   if (!result.status.ok()) return result.status;
-  return payload;
+  return std::string(base::AsText(payload));
 }
 
 absl::Status ListAll(storage::Storage& storage, uint64_t limit, std::vector<storage::ListEntry>* entries,

@@ -221,6 +221,14 @@ absl::Status DataFiles::Read(std::span<const format::Extent> extents, uint64_t o
   return absl::OkStatus();
 }
 
+DataFiles::Part DataFiles::PartOf(std::span<const format::Extent> extents, uint64_t offset, uint64_t bytes) const {
+  size_t at = 0;
+  for (; offset >= extents[at].units * format::kUnitBytes; ++at) offset -= extents[at].units * format::kUnitBytes;
+  const format::Extent& extent = extents[at];
+  return {segments_[extent.segment]->fd, extent.first * format::kUnitBytes + offset,
+          std::min(bytes, extent.units * format::kUnitBytes - offset)};
+}
+
 absl::Status DataFiles::ReadPart(Segment& segment, uint64_t offset, base::MutableBytes to) {
   if (direct_) {
     absl::Status status = ReadDirect(segment, offset, to);

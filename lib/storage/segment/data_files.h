@@ -70,6 +70,14 @@ class DataFiles {
 
   absl::Status Write(std::span<const format::Extent> extents, uint64_t bytes, std::span<const base::ByteView> parts);
   absl::Status Read(std::span<const format::Extent> extents, uint64_t offset, base::MutableBytes to);
+  // Where in which file [offset, offset + bytes) of these extents begins, and how much of it lies there in a row. The
+  // range, which is not empty, is within them.
+  struct Part {
+    int fd = -1;
+    uint64_t offset = 0;
+    uint64_t bytes = 0;
+  };
+  Part PartOf(std::span<const format::Extent> extents, uint64_t offset, uint64_t bytes) const;
   // Whether reads and writes go past the page cache.
   bool direct() const { return direct_; }
   // Makes durable what was written before the call.

@@ -8,6 +8,7 @@
 #include "lib/storage/io_pool.h"
 #include "lib/storage/request_check.h"
 #include "lib/storage/segment/flusher.h"
+#include "lib/storage/segment/ring_reader.h"
 
 namespace kvstrata::core::storage {
 namespace {
@@ -37,6 +38,11 @@ struct SegmentStorage::State {
         pool(
             options.max_requests, [this](const Request& request) { return Carry(request); },
             [this] { gate.LeaveRequest(); }),
+        ring(
+            *store, [this] { gate.LeaveRequest(); },
+            [this](const Request& request) {
+              pool.Push({&request, 1});
+            }),
         // A flush that fails drops what it was for, and the next Sync says so.
         flusher([this] { static_cast<void>(store->Flush()); }, std::chrono::milliseconds(options.flush_ms)),
         flushes_late(options.flush_ms != 0 && !options.read_only) {
@@ -55,6 +61,11 @@ struct SegmentStorage::State {
     return result;
   }
 
+  // Gets that the ring takes at once go there, everything else to the threads.
+  void Accept(const Request& request) {
+    if (!ring.Take(request)) pool.Push({&request, 1});
+  }
+
   void Changed() {
     if (flushes_late) flusher.Notify(store->UnflushedBytes() >= flush_bytes);
   }
@@ -64,6 +75,7 @@ struct SegmentStorage::State {
   const std::unique_ptr<SegmentStore> store;
   Gate gate;
   IoPool pool;
+  RingReader ring;
   Flusher flusher;
   const bool flushes_late;
   // Two threads may close at once; the second finds nothing left to do.
@@ -86,6 +98,7 @@ absl::StatusOr<std::unique_ptr<SegmentStorage>> SegmentStorage::Open(const Segme
   if (!store.ok()) return store.status();
   auto state = std::make_unique<State>(options, *std::move(store));
   absl::Status status = state->pool.Start(options.io_threads);
+  if (status.ok() && options.ring) status = state->ring.Start(*options.os);
   if (status.ok() && state->flushes_late) status = state->flusher.Start();
   if (!status.ok()) return status;
   return std::unique_ptr<SegmentStorage>(new SegmentStorage(std::move(state)));
@@ -104,7 +117,7 @@ SegmentStorage::~SegmentStorage() {
 absl::Status SegmentStorage::Submit(std::span<const Request> requests) {
   if (absl::Status status = CheckBatch(requests, state_->limits); !status.ok()) return status;
   if (absl::Status status = state_->gate.EnterRequests(requests.size()); !status.ok()) return status;
-  state_->pool.Push(requests);
+  for (const Request& request : requests) state_->Accept(request);
   return absl::OkStatus();
 }
 
@@ -145,6 +158,8 @@ absl::Status SegmentStorage::Close(std::chrono::nanoseconds patience) {
   base::MutexLock lock(state_->close_mutex);
   if (state_->closed) return absl::OkStatus();
   state_->closed = true;
+  // The ring hands on what it cannot read.
+  state_->ring.Stop();
   state_->pool.Stop();
   state_->flusher.Stop();
   // As good as it goes: who needs to know calls Sync before.
@@ -153,6 +168,11 @@ absl::Status SegmentStorage::Close(std::chrono::nanoseconds patience) {
   return absl::OkStatus();
 }
 
-SegmentStats SegmentStorage::stats() const { return state_->store->stats(); }
+SegmentStats SegmentStorage::stats() const {
+  SegmentStats stats = state_->store->stats();
+  stats.ring = state_->ring.running() ? 1 : 0;
+  stats.ring_gets = state_->ring.completed();
+  return stats;
+}
 
 }  // namespace kvstrata::core::storage

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The SSD backend: payload in a few large files, a journal for the rest. SegmentStore holds what makes it safe; this
-// adds the threads, the bounds and the manners that storage.h asks for.
+// adds the threads, the ring, the bounds and the manners that storage.h asks for.
 //
 // A put is visible when it completes, and durable after the next flush: within flush_ms, with Sync, or with Close. A
 // process that is killed loses what was not flushed, whole records always.
@@ -29,6 +29,8 @@ struct SegmentOptions {
   uint64_t capacity_bytes = 0;
   // 1 to 64. Each carries out one request at a time: eight keep a drive busy at 256 KiB. A buffer of 1 MiB each.
   uint32_t io_threads = 8;
+  // Gets that land straight in their destination go through io_uring where it can be had. False: through the threads.
+  bool ring = true;
   // Requests accepted and not completed: 1 to 65,536.
   uint64_t max_requests = 1024;
   // How long a put may wait for its flush; 0: until a Sync, a Close, or a lack of space.

@@ -198,27 +198,36 @@ void SegmentStore::ReleaseIfUnused(Id id) {
 // ---- Getting and removing ------------------------------------------------------------------------------------------
 
 Result SegmentStore::DoGet(const Get& get) {
-  DataFiles::Extents extents;
-  Id id = 0;
-  {
-    base::MutexLock lock(mutex_);
-    const std::optional<Id> found = table_.Find(get.key);
-    if (!found.has_value()) return {base::MakeStatus(base::Code::kNotFound, "key", "no such record"), 0};
-    id = *found;
-    Record& record = table_.at(id);
-    absl::Status status = CheckRange(get.offset, get.destination.size(), record.payload_bytes);
-    if (!status.ok()) return {std::move(status), 0};
-    const std::span<const format::Extent> place = table_.ExtentsOf(id);
-    extents.assign(place.begin(), place.end());
-    ++record.readers;
-  }
-  const absl::Status status = data_->Read(extents, get.offset, get.destination);
-  {
-    base::MutexLock lock(mutex_);
-    --table_.at(id).readers;
-    ReleaseIfUnused(id);
-  }
+  Pin pin;
+  if (absl::Status status = BeginGet(get, &pin); !status.ok()) return {std::move(status), 0};
+  const absl::Status status = data_->Read(pin.extents, get.offset, get.destination);
+  EndGet(pin);
   return {status, status.ok() ? get.destination.size() : 0};
+}
+
+absl::Status SegmentStore::BeginGet(const Get& get, Pin* pin) {
+  base::MutexLock lock(mutex_);
+  const std::optional<Id> found = table_.Find(get.key);
+  if (!found.has_value()) return base::MakeStatus(base::Code::kNotFound, "key", "no such record");
+  Record& record = table_.at(*found);
+  if (absl::Status status = CheckRange(get.offset, get.destination.size(), record.payload_bytes); !status.ok()) {
+    return status;
+  }
+  const std::span<const format::Extent> place = table_.ExtentsOf(*found);
+  pin->id = *found;
+  pin->extents.assign(place.begin(), place.end());
+  ++record.readers;
+  return absl::OkStatus();
+}
+
+DataFiles::Part SegmentStore::PartOf(const Pin& pin, uint64_t offset, uint64_t bytes) const {
+  return data_->PartOf(pin.extents, offset, bytes);
+}
+
+void SegmentStore::EndGet(const Pin& pin) {
+  base::MutexLock lock(mutex_);
+  --table_.at(pin.id).readers;
+  ReleaseIfUnused(pin.id);
 }
 
 absl::StatusOr<std::optional<uint64_t>> SegmentStore::Stat(const Key& key) {

@@ -52,6 +52,9 @@ struct SegmentStats {
   uint64_t free_bytes = 0;
   // 1: payload is read and written past the page cache.
   uint64_t direct = 0;
+  // 1: gets that may go straight into their destination are read through io_uring. How many were.
+  uint64_t ring = 0;
+  uint64_t ring_gets = 0;
 };
 
 struct SegmentStoreOptions {
@@ -78,6 +81,16 @@ class SegmentStore {
 
   Result DoPut(const Put& put);
   Result DoGet(const Get& get);
+  // A get in three parts, for who reads by other means. Its record keeps its place from BeginGet, where that is OK, to
+  // EndGet.
+  struct Pin {
+    RecordTable::Id id = 0;
+    DataFiles::Extents extents;
+  };
+  absl::Status BeginGet(const Get& get, Pin* pin);
+  DataFiles::Part PartOf(const Pin& pin, uint64_t offset, uint64_t bytes) const;
+  void EndGet(const Pin& pin);
+  bool direct() const { return data_->direct(); }
   absl::StatusOr<std::optional<uint64_t>> Stat(const Key& key);
   absl::Status Remove(const Key& key);
   // Makes all that was put and removed before the call durable; begins a new checkpoint when the journals have grown.

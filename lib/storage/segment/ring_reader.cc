@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lib/storage/segment/ring_reader.h"
+
+#include <new>
+#include <utility>
+
+#include "lib/storage/quiet_thread.h"
+
+namespace kvstrata::core::storage {
+
+RingReader::RingReader(SegmentStore& store, std::function<void()> done, std::function<void(const Request&)> hand_on)
+    : store_(store), done_(std::move(done)), hand_on_(std::move(hand_on)) {}
+
+RingReader::~RingReader() { Stop(); }
+
+absl::Status RingReader::Start(Os& os) {
+  if (!store_.direct()) return absl::OkStatus();
+  ring_ = os.MakeReadRing(kDepth);
+  if (ring_ == nullptr) return absl::OkStatus();
+  slots_.resize(kDepth);
+  spares_ = std::make_unique<Spare[]>(kDepth);
+  begun_.reserve(kDepth);
+  {
+    base::MutexLock lock(mutex_);
+    new_.reserve(kDepth);
+    for (uint32_t number = kDepth; number > 0; --number) free_.push_back(number - 1);
+  }
+  running_ = true;  // the thread says when not any more
+  absl::StatusOr<std::thread> thread = StartQuietThread("kvstrata-ring", [this] { Run(); });
+  if (!thread.ok()) {
+    running_ = false;
+    return thread.status();
+  }
+  thread_ = *std::move(thread);
+  return absl::OkStatus();
+}
+
+void RingReader::Stop() {
+  if (!thread_.joinable()) return;
+  running_ = false;
+  {
+    base::MutexLock lock(mutex_);
+    stopping_ = true;
+  }
+  ring_->Wake();
+  thread_.join();
+  ring_.reset();
+}
+
+bool RingReader::Take(const Request& request) {
+  const Get* const get = std::get_if<Get>(&request.operation);
+  if (get == nullptr || !running_ || !store_.direct()) return false;
+  // Extents begin at a unit's boundary, so the record's own offsets say how its bytes lie in a file.
+  if (get->destination.empty() || !Landing::Fits(get->offset, get->destination)) return false;
+  base::MutexLock lock(mutex_);
+  if (free_.empty() || stopping_) return false;
+  const uint32_t number = free_.back();
+  free_.pop_back();
+  slots_[number].request = request;
+  new_.push_back(number);
+  // Else it has been woken for another one and has not looked yet.
+  if (new_.size() == 1) ring_->Wake();
+  return true;
+}
+
+bool RingReader::Collect() {
+  base::MutexLock lock(mutex_);
+  begun_.swap(new_);
+  new_.clear();
+  return stopping_ && begun_.empty();
+}
+
+void RingReader::Run() {
+  const auto on_read = [this](uint64_t number, int64_t result) { OnRead(static_cast<uint32_t>(number), result); };
+  while (!Collect()) {
+    for (const uint32_t number : begun_) Begin(number);
+    if (!ring_->Wait(on_read)) break;
+  }
+  End();
+  while (in_flight_ > 0) ring_->Wait(on_read);
+}
+
+void RingReader::End() {
+  running_ = false;
+  {
+    base::MutexLock lock(mutex_);
+    stopping_ = true;
+    begun_.swap(new_);
+    new_.clear();
+  }
+  for (const uint32_t number : begun_) HandOn(number);
+}
+
+void RingReader::Begin(uint32_t number) {
+  Slot& slot = slots_[number];
+  slot.taken = 0;
+  try {
+    const absl::Status status = store_.BeginGet(std::get<Get>(slot.request.operation), &slot.pin.emplace());
+    if (status.ok()) return Next(number);
+    slot.pin.reset();
+    Complete(number, {status, 0});
+  } catch (const std::bad_alloc&) {
+    slot.pin.reset();
+    HandOn(number);
+  }
+}
+
+void RingReader::Next(uint32_t number) {
+  Slot& slot = slots_[number];
+  const Get& get = std::get<Get>(slot.request.operation);
+  const uint64_t left = get.destination.size() - slot.taken;
+  if (left == 0) {
+    ++completed_;
+    return Complete(number, {absl::OkStatus(), slot.taken});
+  }
+  const DataFiles::Part part = store_.PartOf(*slot.pin, get.offset + slot.taken, left);
+  const base::MutableBytes to =
+      get.destination.subspan(static_cast<size_t>(slot.taken), static_cast<size_t>(part.bytes));
+  slot.landing.emplace(part.offset, to, spares_[number].bytes);
+  slot.fd = part.fd;
+  slot.taken += part.bytes;
+  ring_->Add(slot.fd, slot.landing->pieces(), slot.landing->offset(), number);
+  ++in_flight_;
+}
+
+void RingReader::OnRead(uint32_t number, int64_t result) {
+  --in_flight_;
+  Slot& slot = slots_[number];
+  // The end of the file as well: a thread finds it again and says so.
+  if (result <= 0) return HandOn(number);
+  slot.landing->Advance(static_cast<uint64_t>(result));
+  if (slot.landing->pieces().empty()) {
+    slot.landing->Finish();
+    return Next(number);
+  }
+  ring_->Add(slot.fd, slot.landing->pieces(), slot.landing->offset(), number);
+  ++in_flight_;
+}
+
+Request RingReader::Release(uint32_t number) {
+  Slot& slot = slots_[number];
+  if (slot.pin.has_value()) store_.EndGet(*slot.pin);
+  slot.pin.reset();
+  slot.landing.reset();
+  const Request request = slot.request;
+  base::MutexLock lock(mutex_);
+  free_.push_back(number);
+  return request;
+}
+
+void RingReader::Complete(uint32_t number, const Result& result) {
+  const Request request = Release(number);
+  request.completion.Run(result);
+  done_();
+}
+
+void RingReader::HandOn(uint32_t number) { hand_on_(Release(number)); }
+
+}  // namespace kvstrata::core::storage
