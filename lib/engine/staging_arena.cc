@@ -38,8 +38,8 @@ bool StagingArena::Map() {
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapping == MAP_FAILED) return false;
   mapping_ = mapping;
-  begin_ = reinterpret_cast<std::byte*>((reinterpret_cast<uintptr_t>(mapping) + kHugePageBytes - 1) / kHugePageBytes *
-                                        kHugePageBytes);
+  const uint64_t beyond = reinterpret_cast<uintptr_t>(mapping) % kHugePageBytes;
+  begin_ = static_cast<std::byte*>(mapping) + (kHugePageBytes - beyond) % kHugePageBytes;
   madvise(begin_, pages_ * kPageBytes, MADV_HUGEPAGE);
   return true;
 }
