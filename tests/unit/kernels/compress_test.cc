@@ -325,6 +325,30 @@ TEST_CASE("blocks that round to half of the largest code, NaN, infinities and no
   }
 }
 
+TEST_CASE("rows with denormals, zeros, NaN and infinities emit as the single steps, with the norm too") {
+  const Shape c = {"rows", 1, false, 128, 64, KVSTRATA_KERNELS_FORMAT_V4_ROW, 0, KVSTRATA_KERNELS_PROFILE_Q};
+  // What some channels of a token hold, beside ordinary numbers or, of odd tokens, beside nothing but denormals.
+  const float odd[] = {0.0f, -0.0f, 3e-39f, -1e-45f, 0x1.fffp-127f, kNan, kInfinity, 3e38f, 1e-30f, 0x1.01p-126f};
+  const uint64_t tokens = 2 * std::size(odd);
+  Input in = MakeInput(c, tokens, KVSTRATA_KERNELS_F32, 142);
+  for (uint64_t n = 0; n < tokens; ++n) {
+    for (uint32_t j = 0; j < c.width; ++j) {
+      float& value = in.values[n * in.stride + j];
+      if (n % 2 == 1) value *= 0x1p-127f;
+      if (j % 37 == 5) value = odd[n / 2];
+    }
+  }
+  for (const kvstrata_kernels* k : Levels()) {
+    CAPTURE(k->name);
+    Output got = MakeOutput(c, tokens);
+    Output expected = got;
+    State state = FreshState(c);
+    REQUIRE(Run(*k, CompressArgs(c, in, state, 0, tokens, KVSTRATA_KERNELS_PACKED, got)) == 0);
+    RunParts(*k, c, CompressArgs(c, in, state, 0, tokens, KVSTRATA_KERNELS_PACKED, expected));
+    CHECK(got == expected);
+  }
+}
+
 TEST_CASE("compress does not depend on how the tokens are cut: single steps, odd chunks, random ones") {
   for (const kvstrata_kernels* k : Levels()) {
     for (const Shape& c : kShapes) {
