@@ -83,7 +83,7 @@ enum {
   KVSTRATA_E_CANCELLED = 50,         /* ended by kvstrata_plan_cancel or by a callback                              */
   KVSTRATA_E_TIMEOUT = 52,           /* a deadline passed                                                           */
   KVSTRATA_E_OUT_OF_MEMORY = 60,     /* an allocation failed                                                        */
-  KVSTRATA_E_BUFFER_TOO_SMALL = 62,  /* an output array or a destination is too small; nothing was written          */
+  KVSTRATA_E_BUFFER_TOO_SMALL = 62,  /* an output array or an opaque state's place is too small; nothing is written */
   KVSTRATA_E_TOO_LARGE = 64,         /* one record is larger than the budget or the staging memory                  */
   KVSTRATA_E_BUSY = 66,              /* a bounded queue is full; try again later                                    */
   KVSTRATA_E_DEVICE = 70,            /* a kvstrata_device call failed; native_code is its status                    */
@@ -391,7 +391,8 @@ typedef struct kvstrata_device {
  *   SLOTS   base + offset_c + slots[row - first] * stride_c  (slots are page_ids; first as for LINEAR)
  * so that a planar page (all codes, then all scales) and an interleaved one differ only in their columns. A page or
  * slot id of -1 skips its rows: as a destination nothing is written, as a source the block cannot be stored and is
- * counted. Every address is checked against [base, base + size_bytes) before anything is touched.
+ * counted. Every address is checked against [base, base + size_bytes) before anything is touched: rows that do not fit
+ * are KVSTRATA_E_INVALID_ARGUMENT.
  */
 enum { KVSTRATA_MEMORY_HOST = 0, KVSTRATA_MEMORY_DEVICE = 1 };
 enum { KVSTRATA_FORM_LINEAR = 0, KVSTRATA_FORM_RING = 1, KVSTRATA_FORM_PAGES = 2, KVSTRATA_FORM_SLOTS = 3 };
