@@ -6,13 +6,9 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
-#include <optional>
-
-#include "lib/base/checked.h"
 
 namespace kvstrata::core::storage {
 namespace {
@@ -128,14 +124,6 @@ class RealOs : public Os {
     struct statvfs info {};
     const int result = Retry([&] { return fstatvfs(fd, &info); });
     return result < 0 ? result : static_cast<int64_t>(info.f_frsize);
-  }
-
-  int64_t FreeBytes(int fd) override {
-    struct statvfs info {};
-    const int result = Retry([&] { return fstatvfs(fd, &info); });
-    if (result < 0) return result;
-    const std::optional<uint64_t> bytes = base::CheckedMul<uint64_t>(info.f_bavail, info.f_frsize);
-    return static_cast<int64_t>(std::min<uint64_t>(bytes.value_or(INT64_MAX), INT64_MAX));
   }
 };
 

@@ -64,8 +64,6 @@ class Os {
   virtual std::unique_ptr<ReadRing> MakeReadRing(uint32_t /*depth*/) { return nullptr; }
   // The file system's allocation unit.
   virtual int64_t BlockBytes(int fd) = 0;
-  // The bytes that its file system has left for this user; -ENOSYS where nobody says.
-  virtual int64_t FreeBytes(int /*fd*/) { return -ENOSYS; }
 };
 
 // The real one.

@@ -41,8 +41,6 @@ class FaultyOs : public core::storage::Os {
   void FailNothing();
   // Flushes succeed without being done: milliseconds each, and no test here takes the power away.
   void SkipFlushes() { skip_flushes_ = true; }
-  // What the file system has left, or a negative errno, instead of what it says.
-  void ReportFree(std::function<int64_t()> free_bytes) { free_bytes_ = std::move(free_bytes); }
   // At most this many bytes move in one read or write; 0 takes the limit away.
   void LimitTransfers(uint64_t bytes) { transfer_limit_ = bytes; }
 
@@ -71,7 +69,6 @@ class FaultyOs : public core::storage::Os {
   int ReadDirectory(int directory, const char* path, absl::FunctionRef<void(std::string_view)> visit) override;
   int LockFile(int fd) override;
   int64_t BlockBytes(int fd) override;
-  int64_t FreeBytes(int fd) override { return free_bytes_ ? free_bytes_() : real_.FreeBytes(fd); }
 
  private:
   // Counts the call; the negative errno that it is to fail with, or 0.
@@ -84,7 +81,6 @@ class FaultyOs : public core::storage::Os {
   std::atomic<bool> fail_after_{false};
   std::atomic<bool> failed_{false};
   std::atomic<uint64_t> transfer_limit_{0};
-  std::function<int64_t()> free_bytes_;
   bool skip_flushes_ = false;
   int error_ = 0;
   std::function<bool(OsCall, const char*)> choose_;
