@@ -526,7 +526,7 @@ typedef struct kvstrata_stats {
   uint64_t restores, restores_complete, restores_shortened, restores_cancelled, restores_failed;
   uint64_t restored_bytes;
   uint64_t reads_corrupt, reads_absent, reads_foreign, reads_stale, reads_failed, reads_timeout; /* records          */
-  /* stores */
+  /* stores; dropped counts tries: a block that could not be kept ends one, with all that came after it in the call   */
   uint64_t blocks_stored, blocks_deduplicated, blocks_dropped, snapshots_stored, snapshots_dropped;
   uint64_t blocks_evicted, snapshots_evicted, blocks_removed, snapshots_removed; /* removed: corrupt or dropped      */
   uint64_t bytes_in, bytes_out; /* found by open or put, and gone again: bytes_in - bytes_out == held_bytes          */
