@@ -2,7 +2,6 @@
 #include "lib/engine/staging.h"
 
 #include <algorithm>
-#include <new>
 #include <string>
 #include <utility>
 
@@ -14,23 +13,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 4096;  // a page: what direct I/O and pinned copies want
 
-class NewAllocator final : public Allocator {
- public:
-  std::byte* Allocate(uint64_t bytes, uint64_t alignment) override {
-    return static_cast<std::byte*>(::operator new(bytes, std::align_val_t(alignment), std::nothrow));
-  }
-  void Release(std::byte* memory, uint64_t /*bytes*/, uint64_t alignment) override {
-    ::operator delete(memory, std::align_val_t(alignment));
-  }
-};
-
 }  // namespace
-
-Allocator& DefaultAllocator() {
-  // Never destroyed: buffers of a leaked cache may outlive static destruction.
-  static NewAllocator* const allocator = new NewAllocator;
-  return *allocator;
-}
 
 StagingBuffer& StagingBuffer::operator=(StagingBuffer&& other) noexcept {
   if (this == &other) return *this;

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "absl/status/statusor.h"
+#include "lib/base/allocator.h"
 #include "lib/base/bytes.h"
 #include "lib/base/mutex.h"
 #include "lib/engine/device.h"
@@ -24,15 +25,8 @@
 namespace kvstrata::core::engine {
 
 // Where staging memory on the host comes from.
-class Allocator {
- public:
-  virtual ~Allocator() = default;
-  virtual std::byte* Allocate(uint64_t bytes, uint64_t alignment) = 0;  // null when it failed
-  virtual void Release(std::byte* memory, uint64_t bytes, uint64_t alignment) = 0;
-};
-
-// operator new.
-Allocator& DefaultAllocator();
+using base::Allocator;
+using base::DefaultAllocator;
 
 class StagingPool;
 

@@ -4,7 +4,7 @@
 // (lib/storage/segment/bounce_pool.h), and a buffer of one record is far smaller than such a page.
 //
 // Invariants:
-//   I1. It holds memory only while a buffer lives in it; else it keeps a map of half a byte for each page.
+//   I1. It holds memory only while a buffer lives in it (huge_arena.h).
 //   I2. What is in it never exceeds its size; what finds no room there, and what is small, comes from operator new.
 //   I3. Buffers in it begin at a page's boundary, and no page of 4 KiB belongs to two of them.
 //
@@ -14,9 +14,8 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lib/base/mutex.h"
 #include "lib/engine/staging.h"
-#include "lib/storage/segment/space_map.h"
+#include "lib/storage/huge_arena.h"
 
 namespace kvstrata::core::engine {
 
@@ -24,24 +23,12 @@ class StagingArena final : public Allocator {
  public:
   // Room for buffers of `bytes` together.
   explicit StagingArena(uint64_t bytes);
-  ~StagingArena() override;
-  StagingArena(const StagingArena&) = delete;
-  StagingArena& operator=(const StagingArena&) = delete;
 
   std::byte* Allocate(uint64_t bytes, uint64_t alignment) override;
   void Release(std::byte* memory, uint64_t bytes, uint64_t alignment) override;
 
  private:
-  std::byte* Place(uint64_t bytes);
-  bool Map() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Unmap() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-
-  const uint32_t pages_;
-  base::Mutex mutex_;
-  void* mapping_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  // Its first huge page's beginning.
-  std::byte* begin_ ABSL_GUARDED_BY(mutex_) = nullptr;
-  storage::SpaceMap free_ ABSL_GUARDED_BY(mutex_);
+  storage::HugeArena arena_;
 };
 
 }  // namespace kvstrata::core::engine
