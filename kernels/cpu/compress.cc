@@ -64,7 +64,7 @@ uint32_t PackedRopeDims(int32_t format, uint32_t rope_dims) {
 void EmitUnquantised(const kvstrata_emit_entries_args& a, uint64_t entry, float* row) {
   const bool round = reference::Rounds(a.profile);
   if (round) RoundRow(row, a.width);
-  if ((a.flags & KVSTRATA_KERNELS_EMIT_NO_NORM) == 0) NormRow(row, a.norm_weight, a.eps, a.width, round, row);
+  if ((a.flags & KVSTRATA_KERNELS_EMIT_NO_NORM) == 0) NormRow(row, a.norm_weight, a.eps, a.width, round);
   // The entry carries the position of the first token of its own block.
   const int64_t position = static_cast<int64_t>(entry * a.ratio);
   RopeHeads(row + (a.width - a.rope_dims), 1, 0, a.frequencies, a.rope_dims, position, false, round);

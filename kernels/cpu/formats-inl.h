@@ -57,10 +57,20 @@ HWY_INLINE IntVec AsInts(FloatVec values) { return hn::BitCast(IntTag(), values)
 HWY_INLINE WordVec RoundedWords(FloatVec values) {
   const WordTag words;
   const WordVec bits = hn::BitCast(words, values);
+#if HWY_TARGET == HWY_AVX3
+  // Four instructions instead of eight: the odd bit decides by a mask which of two numbers is added, and vfixupimm puts
+  // the quieted source where it was NaN (classes 0 and 1, response 2) and leaves what is there elsewhere (response 0).
+  const __mmask16 odd = _mm512_test_epi32_mask(bits.raw, _mm512_set1_epi32(0x10000));
+  const __m512i down = _mm512_add_epi32(bits.raw, _mm512_set1_epi32(0x7FFF));
+  const __m512i rounded = _mm512_mask_add_epi32(down, odd, bits.raw, _mm512_set1_epi32(0x8000));
+  const __m512 fixed = _mm512_fixupimm_ps(_mm512_castsi512_ps(rounded), values.raw, _mm512_set1_epi32(0x22), 0);
+  return hn::BitCast(words, FloatVec{fixed});
+#else
   const WordVec odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(words, 1u));
   const WordVec rounded = hn::Add(hn::Add(bits, hn::Set(words, 0x7FFFu)), odd);
-  const auto is_nan = hn::Gt(hn::And(AsInts(values), Ints(kMagnitudeMask)), Ints(kInfinityBits));
-  return hn::IfThenElse(hn::RebindMask(words, is_nan), hn::Or(bits, hn::Set(words, 0x400000u)), rounded);
+  const auto is_nan = hn::RebindMask(words, hn::IsNaN(values));
+  return hn::IfThenElse(is_nan, hn::Or(bits, hn::Set(words, 0x400000u)), rounded);
+#endif
 }
 
 HWY_INLINE FloatVec RoundBf16(FloatVec values) {

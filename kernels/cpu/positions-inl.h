@@ -22,6 +22,7 @@
 #include "kernels/cpu/formats-inl.h"
 #include "kernels/cpu/math-inl.h"
 #include "kernels/cpu/targets-inl.h"
+#include "kernels/reference/functions.h"
 
 #if KVSTRATA_CPU_VECTORS
 HWY_BEFORE_NAMESPACE();
@@ -136,17 +137,50 @@ HWY_INLINE void ScaleRow(const float* source, float factor, const float* weight,
   }
 }
 
-// As reference::NormRow; may be in place.
-inline void NormRow(const float* source, const float* weight, float eps, uint32_t width, bool round,
-                    float* destination) {
-  const float mean = SumOfSquares(source, width) / static_cast<float>(width);
-  const float factor = 1.0f / std::sqrt(mean + eps);
-  if (weight != nullptr) {
-    round ? ScaleRow<true, true>(source, factor, weight, width, destination)
-          : ScaleRow<true, false>(source, factor, weight, width, destination);
+// What a row's numbers are multiplied by.
+HWY_INLINE float NormFactor(const float* row, float eps, uint32_t width) {
+  return 1.0f / std::sqrt(SumOfSquares(row, width) / static_cast<float>(width) + eps);
+}
+
+template <bool kWeighted, bool kRound>
+inline void NormRowsAs(const kvstrata_rms_norm_args& a) {
+  // Rows whose factors are there before the first of them is scaled: the way from sums to a factor, some hundred cycles
+  // of latency, is waited for once, not for every row. As many as stay in the first-level cache meanwhile.
+  constexpr uint64_t kMostRows = 8;
+  constexpr uint64_t kFloats = 4096;
+  const uint64_t most = std::clamp<uint64_t>(kFloats / a.width, 1, kMostRows);
+  float factors[kMostRows];
+  for (uint64_t first = 0; first < a.rows; first += most) {
+    const uint64_t rows = std::min(most, a.rows - first);
+    const float* source = a.source + first * a.source_stride;
+    float* destination = a.destination + first * a.destination_stride;
+    for (uint64_t r = 0; r < rows; ++r) factors[r] = NormFactor(source + r * a.source_stride, a.eps, a.width);
+    for (uint64_t r = 0; r < rows; ++r) {
+      ScaleRow<kWeighted, kRound>(source + r * a.source_stride, factors[r], a.weight, a.width,
+                                  destination + r * a.destination_stride);
+    }
+  }
+}
+
+// Each as reference::NormRow; a row may be in place.
+inline void NormRows(const kvstrata_rms_norm_args& a) {
+  const bool round = reference::Rounds(a.profile);
+  if (a.weight != nullptr) {
+    round ? NormRowsAs<true, true>(a) : NormRowsAs<true, false>(a);
   } else {
-    round ? ScaleRow<false, true>(source, factor, weight, width, destination)
-          : ScaleRow<false, false>(source, factor, weight, width, destination);
+    round ? NormRowsAs<false, true>(a) : NormRowsAs<false, false>(a);
+  }
+}
+
+// One row, in place.
+inline void NormRow(float* row, const float* weight, float eps, uint32_t width, bool round) {
+  const float factor = NormFactor(row, eps, width);
+  if (weight != nullptr) {
+    round ? ScaleRow<true, true>(row, factor, weight, width, row)
+          : ScaleRow<true, false>(row, factor, weight, width, row);
+  } else {
+    round ? ScaleRow<false, true>(row, factor, weight, width, row)
+          : ScaleRow<false, false>(row, factor, weight, width, row);
   }
 }
 

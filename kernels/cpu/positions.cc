@@ -32,10 +32,7 @@ int32_t Rope(const kvstrata_rope_args* args, void*) {
 int32_t RmsNorm(const kvstrata_rms_norm_args* args, void*) {
   kvstrata_rms_norm_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
-  for (uint64_t row = 0; row < a.rows; ++row) {
-    NormRow(a.source + row * a.source_stride, a.weight, a.eps, a.width, reference::Rounds(a.profile),
-            a.destination + row * a.destination_stride);
-  }
+  NormRows(a);
   return kOk;
 }
 
