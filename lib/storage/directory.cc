@@ -78,6 +78,16 @@ void Gather::Advance(uint64_t written) {
   }
 }
 
+base::ByteView Gather::Here(uint64_t limit) const {
+  size_t skip = skip_;
+  for (const base::ByteView piece : pieces_) {
+    const base::ByteView rest = piece.subspan(skip);
+    skip = 0;
+    if (!rest.empty()) return rest.first(static_cast<size_t>(std::min<uint64_t>(rest.size(), limit)));
+  }
+  return {};
+}
+
 size_t Gather::CopyTo(base::MutableBytes to) {
   size_t copied = 0;
   while (copied < to.size() && !pieces_.empty()) {

@@ -51,6 +51,8 @@ class Gather {
   // The next bytes to write, `limit` (at least 1) at most; empty at the end.
   std::span<const iovec> Next(std::array<iovec, kBatch>* batch, uint64_t limit) const;
   void Advance(uint64_t written);
+  // The next bytes that lie in one piece, `limit` at most; empty at the end.
+  base::ByteView Here(uint64_t limit) const;
   // Copies the next bytes, as many as `to` takes or are left, and advances behind them; how many.
   size_t CopyTo(base::MutableBytes to);
 

@@ -7,11 +7,13 @@
 #include <bit>
 #include <cassert>
 #include <cerrno>
+#include <limits>
 #include <utility>
 
 #include "lib/base/status.h"
 #include "lib/storage/descriptor.h"
 #include "lib/storage/segment/log_files.h"
+#include "lib/storage/segment/unit_gather.h"
 
 namespace kvstrata::core::storage {
 namespace {
@@ -283,16 +285,15 @@ absl::Status DataFiles::WritePart(Segment& segment, uint64_t offset, uint64_t by
 
 absl::Status DataFiles::WriteDirect(Segment& segment, uint64_t offset, uint64_t bytes, Gather* gather) {
   const BouncePool::Lease buffer(bounce_);
+  UnitGather units(gather, buffer.bytes());
   while (bytes > 0) {
-    const size_t here = static_cast<size_t>(std::min<uint64_t>(bytes, BouncePool::kBufferBytes));
-    const base::MutableBytes units = buffer.bytes().first(RoundUp(here));
-    const size_t copied = gather->CopyTo(units.first(here));
-    std::fill(units.begin() + static_cast<ptrdiff_t>(copied), units.end(), std::byte{0});
-    const base::ByteView piece = units;
-    Gather one({&piece, 1});
-    absl::Status status = WritePieces(directory_, segment.fd, segment.name.c_str(), units.size(), &one, &offset);
+    const std::span<const base::ByteView> pieces = units.Next(bytes);
+    if (pieces.empty()) break;
+    Gather all(pieces);
+    absl::Status status =
+        WritePieces(directory_, segment.fd, segment.name.c_str(), std::numeric_limits<uint64_t>::max(), &all, &offset);
     if (!status.ok()) return status;
-    bytes -= here;
+    bytes -= units.taken();
   }
   return absl::OkStatus();
 }
