@@ -142,8 +142,10 @@ uint64_t DataFiles::free_units() const {
   return units;
 }
 
-absl::Status DataFiles::Grow(uint32_t units, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish) {
+absl::Status DataFiles::Grow(uint32_t units, uint64_t ready,
+                             absl::FunctionRef<void(absl::FunctionRef<void()>)> publish) {
   base::MutexLock lock(grow_mutex_);
+  if (made_units_ > ready) return absl::OkStatus();
   const uint64_t left = limit_units_ - std::min(limit_units_, made_units_);
   if (units > left || units > segment_units_) {
     return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",

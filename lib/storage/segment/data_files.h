@@ -65,8 +65,9 @@ class DataFiles {
   uint64_t ready_units() const { return ready_units_; }
 
   // Makes room for a run of so many units at the end, and publishes it within `publish`, which calls the function that
-  // it is given under the caller's lock. kNoSpace when the store may not grow so far.
-  absl::Status Grow(uint32_t units, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish);
+  // it is given under the caller's lock. Does nothing where there are more than `ready` units by now: what another has
+  // made since the caller looked may be enough for both. kNoSpace when the store may not grow so far.
+  absl::Status Grow(uint32_t units, uint64_t ready, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish);
 
   absl::Status Write(std::span<const format::Extent> extents, uint64_t bytes, std::span<const base::ByteView> parts);
   absl::Status Read(std::span<const format::Extent> extents, uint64_t offset, base::MutableBytes to);

@@ -116,6 +116,7 @@ absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservatio
   absl::Status full;
   for (bool flushed = false, in_pieces = units > segment_units;;) {
     bool quarantined = false;
+    uint64_t ready = 0;
     {
       base::MutexLock lock(mutex_);
       if (absl::Status status = Writable(); !status.ok()) return status;
@@ -126,14 +127,15 @@ absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservatio
         return absl::OkStatus();
       }
       quarantined = quarantined_units_ > 0;
+      ready = data_->ready_units();
     }
     // Another put may take what was made for this one; each round makes more, up to the bound.
     if (full.ok()) {
-      full =
-          data_->Grow(static_cast<uint32_t>(std::min(units, segment_units)), [this](absl::FunctionRef<void()> change) {
-            base::MutexLock lock(mutex_);
-            change();
-          });
+      full = data_->Grow(static_cast<uint32_t>(std::min(units, segment_units)), ready,
+                         [this](absl::FunctionRef<void()> change) {
+                           base::MutexLock lock(mutex_);
+                           change();
+                         });
       if (full.ok()) continue;
     }
     if (!flushed && quarantined) {
