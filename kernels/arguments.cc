@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "kernels/arguments.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -13,15 +14,17 @@ constexpr uint32_t kStructSizeMax = 4096;
 constexpr uint64_t kElementsMax = uint64_t{1} << 59;
 constexpr uint32_t kHadamardWidthMax = 65536;
 
-// The size-first rule. All members of version 1 are required, so a shorter struct is an error; a longer one comes
-// from a newer caller and passes as long as what we do not know is zero, which is every later member's default.
+// The size-first rule, as in capi/struct_reader.h. A shorter struct comes from an older caller: what it lacks is zero,
+// which is every later member's default. A longer one comes from a newer caller and passes as long as what we do not
+// know is zero.
 template <typename T>
 int32_t ReadStruct(const T* in, T& out) {
   if (in == nullptr) return kInvalidArgument;
   uint32_t given = 0;
   std::memcpy(&given, in, sizeof given);
-  if (given < sizeof(T) || given > kStructSizeMax) return kInvalidArgument;
-  std::memcpy(&out, in, sizeof(T));
+  if (given < sizeof given || given > kStructSizeMax) return kInvalidArgument;
+  out = T{};
+  std::memcpy(&out, in, std::min<size_t>(given, sizeof(T)));
   const unsigned char* bytes = reinterpret_cast<const unsigned char*>(in);
   for (uint32_t i = sizeof(T); i < given; ++i) {
     if (bytes[i] != 0) return kStructTooNew;

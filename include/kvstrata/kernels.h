@@ -12,6 +12,9 @@
  *   a.struct_size = sizeof a; ...
  *   int32_t status = k->rms_norm(&a, NULL);
  *
+ * What a shorter struct of an older caller lacks counts as zero; a longer one of a newer caller is taken as long as all
+ * bytes that this library does not know are zero.
+ *
  * Rules that hold for all functions:
  *   - No function allocates, locks, prints or keeps a pointer after it returned (a CUDA function: after its work on
  *     the stream is done). Where scratch memory is needed, the caller asks X_workspace_bytes and passes `workspace`.

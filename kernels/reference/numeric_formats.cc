@@ -3,6 +3,7 @@
 //
 // I1: quantising a row in place and unpacking its packed bytes give the same floats, because both go through the
 //     same block functions (BlockScale, Encode, Decode).
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/arguments.h"
@@ -167,7 +168,7 @@ int32_t PackedShape(kvstrata_packed_shape* shape) {
   kvstrata_packed_shape filled;
   if (const int32_t status = Prepare(shape, filled); status != kOk) return status;
   filled.struct_size = shape->struct_size;
-  *shape = filled;
+  std::memcpy(shape, &filled, std::min<size_t>(filled.struct_size, sizeof filled));
   return kOk;
 }
 

@@ -152,7 +152,7 @@ TEST_CASE("the stub answers UNSUPPORTED to everything") {
   CHECK(stub.project_workspace_bytes(nullptr, nullptr) == KVSTRATA_KERNELS_UNSUPPORTED);
 }
 
-TEST_CASE("size first: NULL, too short, longer with a zero tail, longer with an unknown member") {
+TEST_CASE("size first: NULL, too short for a size, longer with a zero tail, longer with an unknown member") {
   ForEachFunction(Reference(), [](const char* name, auto function, auto args) {
     INFO(name);
     using T = decltype(args);
@@ -161,7 +161,7 @@ TEST_CASE("size first: NULL, too short, longer with a zero tail, longer with an 
     CHECK(function(&args, nullptr) == KVSTRATA_KERNELS_OK);  // empty calls succeed without any data pointer
 
     T shorter = args;
-    shorter.struct_size = sizeof(T) - 1;
+    shorter.struct_size = sizeof(uint32_t) - 1;
     CHECK(function(&shorter, nullptr) == KVSTRATA_KERNELS_INVALID_ARGUMENT);
     shorter.struct_size = 0;
     CHECK(function(&shorter, nullptr) == KVSTRATA_KERNELS_INVALID_ARGUMENT);
