@@ -38,8 +38,8 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lib/base/chunked_array.h"
 #include "lib/base/hash.h"
-#include "lib/trie/chunked_array.h"
 #include "lib/trie/eviction.h"
 
 namespace kvstrata::core::trie {
@@ -295,9 +295,9 @@ class Trie {
 
   BlockKey root_key_;
   TrieOptions options_;
-  ChunkedArray<Node, 5> nodes_;        // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
-  ChunkedArray<uint32_t, 6> buckets_;  // first node of each chain
-  ChunkedArray<uint32_t, 6> heap_;     // reserved for as many entries as there are live blocks: a push cannot fail
+  base::ChunkedArray<Node, 5> nodes_;  // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
+  base::ChunkedArray<uint32_t, 6> buckets_;  // first node of each chain
+  base::ChunkedArray<uint32_t, 6> heap_;  // reserved for as many entries as there are live blocks: a push cannot fail
   absl::flat_hash_map<uint32_t, uint32_t> leases_;  // leases taken on the node itself; few: one a held match
   uint64_t node_count_ = 0;                         // slots ever used, the root's included
   uint64_t bucket_count_ = 0;                       // in [bucket_base_, 2 * bucket_base_)

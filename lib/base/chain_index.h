@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers found by hash: linear hashing (Litwin 1980) with the chains inside the elements that the numbers name. When
+// there are more than kLoad elements a bucket, one bucket is split; so growth never copies the table, and costs one
+// chunk of 64 buckets at a time: 2 bytes an element, and about 2 elements seen a lookup. Owns the buckets; the
+// elements, their hashes and their links are the user's, reached through `Links`:
+//
+//   uint64_t HashOf(uint32_t index) const;              uniform in its low bits; the same as long as it is in here
+//   uint32_t NextOf(uint32_t index) const;              the link, kNone at first and at a chain's end
+//   void SetNext(uint32_t index, uint32_t next) const;
+//
+// Thread rule: one writer at a time (Prepare, Insert, Erase); TryFind runs beside it, as long as no element's memory
+// goes away and what HashOf, NextOf and `same` look at is read with acquiring and written with releasing operations.
+// Everything else is externally synchronised with the writer.
+//
+// Invariants:
+//   I1  Element e is in the chain of BucketOf(HashOf(e)), once.
+//   I2  version_ is odd exactly while a chain is being changed. What a reader met of a change under way or done since
+//       its first look at the version, it meets before the version that tells of it (a sequence lock: every store to a
+//       chain releases the odd version that was stored before it).
+#pragma once
+
+#include <atomic>
+#include <bit>
+#include <cstdint>
+
+#include "lib/base/chunked_array.h"
+
+namespace kvstrata::core::base {
+
+template <typename Links>
+class ChainIndex {
+ public:
+  static constexpr uint32_t kNone = UINT32_MAX;
+  static constexpr uint64_t kLoad = 2;
+
+  explicit ChainIndex(const Links& links) : links_(links) {}
+
+  // Before anything else; again when it failed for want of memory.
+  bool Prepare() {
+    if (bucket_count_.load(std::memory_order_relaxed) != 0) return true;
+    if (!buckets_.Reserve(1)) return false;
+    buckets_[0].store(kNone, std::memory_order_relaxed);
+    bucket_count_.store(1, std::memory_order_release);
+    return true;
+  }
+
+  // The element of this hash for which `same(index)` holds, or kNone.
+  template <typename Same>
+  uint32_t Find(uint64_t hash, Same&& same) const {
+    const uint64_t count = bucket_count_.load(std::memory_order_acquire);
+    if (count == 0) return kNone;
+    uint32_t index = buckets_[BucketOf(hash, count)].load(std::memory_order_acquire);
+    while (index != kNone && !same(index)) index = links_.NextOf(index);
+    return index;
+  }
+
+  // The same beside a writer. False when it has changed something meanwhile: `same` may then have seen anything.
+  template <typename Same>
+  bool TryFind(uint64_t hash, Same&& same, uint32_t* found) const {
+    const uint64_t version = version_.load(std::memory_order_acquire);
+    if (version % 2 != 0) return false;
+    uint32_t steps = 0;
+    bool lost = false;
+    // Links that change under a reader can lead it round in a circle.
+    *found = Find(hash, [&](uint32_t index) {
+      lost = ++steps % kCheckSteps == 0 && version_.load(std::memory_order_relaxed) != version;
+      return lost || same(index);
+    });
+    return !lost && version_.load(std::memory_order_relaxed) == version;
+  }
+
+  // `count`: how many elements there are with this one.
+  void Insert(uint32_t index, uint64_t count) {
+    const Change change(version_);
+    if (count > kLoad * bucket_count_.load(std::memory_order_relaxed)) SplitBucket();
+    std::atomic<uint32_t>& head = BucketFor(index);
+    links_.SetNext(index, head.load(std::memory_order_relaxed));
+    head.store(index, std::memory_order_release);
+  }
+
+  // Of one that is in here.
+  void Erase(uint32_t index) {
+    const Change change(version_);
+    std::atomic<uint32_t>& head = BucketFor(index);
+    const uint32_t next = links_.NextOf(index);
+    uint32_t at = head.load(std::memory_order_relaxed);
+    if (at == index) {
+      head.store(next, std::memory_order_release);
+    } else {
+      while (links_.NextOf(at) != index) at = links_.NextOf(at);
+      links_.SetNext(at, next);
+    }
+    links_.SetNext(index, kNone);
+  }
+
+  // For checks of invariants: every element that is in a chain.
+  template <typename Visit>
+  void ForEach(Visit&& visit) const {
+    const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
+    for (uint64_t bucket = 0; bucket < count; ++bucket) {
+      uint32_t index = buckets_[bucket].load(std::memory_order_relaxed);
+      for (; index != kNone; index = links_.NextOf(index)) visit(index);
+    }
+  }
+
+  uint64_t MemoryBytes() const { return buckets_.MemoryBytes(); }
+
+ private:
+  static constexpr uint32_t kCheckSteps = 64;
+
+  class Change {
+   public:
+    explicit Change(std::atomic<uint64_t>& version) : version_(version) { Add(std::memory_order_relaxed); }
+    ~Change() { Add(std::memory_order_release); }
+    Change(const Change&) = delete;
+    Change& operator=(const Change&) = delete;
+
+   private:
+    // Only the writer writes it, so that no locked instruction is needed.
+    void Add(std::memory_order order) { version_.store(version_.load(std::memory_order_relaxed) + 1, order); }
+
+    std::atomic<uint64_t>& version_;
+  };
+
+  // Buckets below count - base have been split, where base is the largest power of two that is not above count.
+  uint64_t BucketOf(uint64_t hash, uint64_t count) const {
+    const uint64_t base = std::bit_floor(count);
+    const uint64_t bucket = hash & (2 * base - 1);
+    return bucket < count ? bucket : hash & (base - 1);
+  }
+  std::atomic<uint32_t>& BucketFor(uint32_t index) {
+    return buckets_[BucketOf(links_.HashOf(index), bucket_count_.load(std::memory_order_relaxed))];
+  }
+
+  // Without memory the table stays as it is: longer chains, but right.
+  void SplitBucket() {
+    const uint64_t fresh = bucket_count_.load(std::memory_order_relaxed);
+    if (!buckets_.Reserve(fresh + 1)) return;
+    const uint64_t base = std::bit_floor(fresh);
+    uint32_t stay = kNone, move = kNone;
+    std::atomic<uint32_t>& split = buckets_[fresh - base];
+    for (uint32_t index = split.load(std::memory_order_relaxed); index != kNone;) {
+      const uint32_t next = links_.NextOf(index);
+      uint32_t& chain = (links_.HashOf(index) & (2 * base - 1)) == fresh ? move : stay;
+      links_.SetNext(index, chain);
+      chain = index;
+      index = next;
+    }
+    split.store(stay, std::memory_order_release);
+    buckets_[fresh].store(move, std::memory_order_release);
+    bucket_count_.store(fresh + 1, std::memory_order_release);
+  }
+
+  Links links_;
+  ChunkedArray<std::atomic<uint32_t>, 6> buckets_;  // first element of each chain
+  std::atomic<uint64_t> bucket_count_{0};
+  std::atomic<uint64_t> version_{0};
+};
+
+}  // namespace kvstrata::core::base
