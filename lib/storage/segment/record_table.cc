@@ -1,84 +1,151 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/storage/segment/record_table.h"
 
+#include <algorithm>
 #include <cassert>
 #include <utility>
 
-#include "absl/hash/hash.h"
+#include "lib/base/checksum.h"
 
 namespace kvstrata::core::storage {
 
-size_t RecordTable::Hash::operator()(const Key& key) const { return absl::Hash<Key>{}(key); }
+using format::kUnitBytes;
 
-RecordTable::RecordTable() : linked_(0, Hash{this}, Equal{this}) {}
+RecordPlace::RecordPlace(std::span<const format::Extent> extents) : size_(extents.size()) {
+  assert(size_ <= extents_.size());
+  std::copy(extents.begin(), extents.end(), extents_.begin());
+}
+
+RecordTable::RecordTable() : linked_(Links{this}) {}
+
+// Two hashes with unlike seeds.
+RecordTable::Tag RecordTable::TagOf(const Key& key) {
+  return {base::Checksum(key.bytes, 1), base::Checksum(key.bytes, 2)};
+}
+
+bool RecordTable::FitsSlot(std::span<const format::Extent> extents) {
+  if (extents.empty()) return true;
+  const format::Extent& extent = extents.front();
+  return extents.size() == 1 && extent.segment >> kSegmentBits == 0 && extent.first >> kUnitBits == 0 &&
+         extent.units >> kUnitBits == 0;
+}
 
 std::optional<RecordTable::Id> RecordTable::Find(const Key& key) const {
-  const auto found = linked_.find(key);
-  return found == linked_.end() ? std::nullopt : std::optional<Id>(*found);
+  const Tag tag = TagOf(key);
+  const Id id = linked_.Find(tag.lo, [&](Id at) { return slots_[at].tag == tag; });
+  return id == kNone ? std::nullopt : std::optional<Id>(id);
 }
 
-std::span<const format::Extent> RecordTable::ExtentsOf(Id id) const {
-  const Record& record = at(id);
-  if (record.in_pieces) return pieces_.at(id);
-  return {&record.extent, record.extent.units == 0 ? size_t{0} : size_t{1}};
+RecordPlace RecordTable::PlaceOf(Id id) const {
+  const Slot& slot = slots_[id];
+  if (slot.placed_beside) return places_.at(id);
+  if (slot.units == 0) return {};
+  const format::Extent extent{static_cast<uint32_t>(slot.segment), static_cast<uint32_t>(slot.first),
+                              static_cast<uint32_t>(slot.units)};
+  return RecordPlace({&extent, 1});
 }
 
-RecordTable::Id RecordTable::Add(const Record& record, std::span<const format::Extent> extents,
-                                 std::vector<std::byte> meta) {
-  // Whatever allocates comes first, so that a failure leaves all as it was.
-  if (free_.empty() && end_ % kChunk == 0 && end_ / kChunk == chunks_.size()) {
-    chunks_.push_back(std::make_unique<Record[]>(kChunk));
-    free_.reserve(chunks_.size() * kChunk);
+Record RecordTable::Get(Id id) const {
+  const Slot& slot = slots_[id];
+  uint64_t units = slot.units;
+  if (slot.placed_beside) {
+    for (const format::Extent& extent : places_.at(id)) units += extent.units;
   }
-  const Id id = free_.empty() ? end_ : free_.back();
-  linked_.reserve(linked_.size() + 1);
-  const bool in_pieces = extents.size() > 1;
-  // The two side tables, or neither.
-  struct Undo {
-    ~Undo() {
-      if (table == nullptr) return;
-      table->pieces_.erase(id);
-      table->metas_.erase(id);
-    }
-    RecordTable* table;
-    const Id id;
-  } undo{this, id};
-  if (in_pieces) pieces_.emplace(id, std::vector<format::Extent>(extents.begin(), extents.end()));
-  if (!meta.empty()) metas_.emplace(id, std::move(meta));
-  undo.table = nullptr;
-  Record& slot = at(id);
-  slot = record;
-  slot.extent = extents.empty() ? format::Extent{} : extents.front();
-  slot.readers = 0;
-  slot.quarantined = false;
-  slot.in_pieces = in_pieces;
-  slot.linked = true;
-  linked_.insert(id);
-  if (free_.empty()) {
+  Record record;
+  record.sequence = slot.sequence;
+  record.payload_bytes = units * kUnitBytes - slot.slack;
+  record.log_offset = slot.log_offset;
+  record.log = static_cast<uint16_t>(slot.log);
+  record.meta_bytes = static_cast<uint16_t>(slot.meta_bytes);
+  record.state = static_cast<RecordState>(slot.state);
+  record.linked = slot.linked;
+  record.quarantined = slot.quarantined;
+  record.being_read = slot.being_read;
+  return record;
+}
+
+std::optional<RecordTable::Id> RecordTable::Add(const Key& key, const Record& record,
+                                                std::span<const format::Extent> extents, std::vector<std::byte> meta) {
+  // Whatever allocates comes first, so that a failure leaves all as it was.
+  const bool fresh = unused_ == kNone;
+  if (!linked_.Prepare() || (fresh && (end_ == kNone || !slots_.Reserve(uint64_t{end_} + 1)))) return std::nullopt;
+  const Id id = fresh ? end_ : unused_;
+  const bool beside = !FitsSlot(extents);
+  if (beside) places_.emplace(id, RecordPlace(extents));
+  if (record.log == 0) {
+    struct Undo {
+      ~Undo() {
+        if (places != nullptr) places->erase(id);
+      }
+      absl::flat_hash_map<Id, RecordPlace>* places;
+      const Id id;
+    } undo{beside ? &places_ : nullptr, id};
+    unlogged_.emplace(id, Unlogged{key, std::move(meta)});
+    undo.places = nullptr;
+  }
+  Slot& slot = slots_[id];
+  if (fresh) {
     ++end_;
   } else {
-    free_.pop_back();
+    unused_ = slot.next;
   }
+  slot = Slot();
+  slot.tag = TagOf(key);
+  slot.sequence = record.sequence;
+  slot.placed_beside = beside;
+  if (!beside && !extents.empty()) {
+    slot.segment = extents.front().segment & 0xFF;
+    slot.first = extents.front().first & 0xFFF'FFFF;
+    slot.units = extents.front().units & 0xFFF'FFFF;
+  }
+  slot.slack = static_cast<uint32_t>((kUnitBytes - record.payload_bytes % kUnitBytes) % kUnitBytes) & 0xFFF;
+  slot.meta_bytes = record.meta_bytes & 0x1FFF;
+  slot.log = record.log;
+  slot.log_offset = record.log_offset & 0xFFFF'FFFF'FFFF;
+  slot.state = static_cast<uint32_t>(record.state) & 3;
+  slot.linked = 1;
+  linked_.Insert(id, ++linked_count_);
   return id;
 }
 
-const std::vector<std::byte>* RecordTable::MetaOf(Id id) const {
-  const auto found = metas_.find(id);
-  return found == metas_.end() ? nullptr : &found->second;
+const RecordTable::Unlogged* RecordTable::UnloggedOf(Id id) const {
+  const auto found = unlogged_.find(id);
+  return found == unlogged_.end() ? nullptr : &found->second;
+}
+
+void RecordTable::SetLog(Id id, uint16_t log, uint64_t offset) {
+  assert(log != 0);
+  slots_[id].log = log;
+  slots_[id].log_offset = offset & 0xFFFF'FFFF'FFFF;
+  unlogged_.erase(id);
+}
+
+void RecordTable::AddReader(Id id) {
+  ++readers_[id];
+  slots_[id].being_read = 1;
+}
+
+void RecordTable::DropReader(Id id) {
+  const auto readers = readers_.find(id);
+  assert(readers != readers_.end());
+  if (--readers->second > 0) return;
+  readers_.erase(readers);
+  slots_[id].being_read = 0;
 }
 
 void RecordTable::Unlink(Id id) {
-  assert(at(id).linked);
-  linked_.erase(id);
-  at(id).linked = false;
+  assert(slots_[id].linked);
+  linked_.Erase(id);
+  slots_[id].linked = 0;
+  --linked_count_;
 }
 
 void RecordTable::Free(Id id) {
-  assert(!at(id).linked && at(id).state != RecordState::kUnused);
-  if (at(id).in_pieces) pieces_.erase(id);
-  metas_.erase(id);
-  at(id) = Record();
-  free_.push_back(id);
+  assert(!slots_[id].linked && !slots_[id].being_read);
+  if (slots_[id].placed_beside) places_.erase(id);
+  unlogged_.erase(id);
+  slots_[id] = Slot();
+  slots_[id].next = std::exchange(unused_, id);
 }
 
 }  // namespace kvstrata::core::storage

@@ -22,6 +22,8 @@ constexpr uint64_t kMaxJournalBytes = 16u << 20;
 // Numbers looked at with the lock held, so that a listing of a large store keeps nobody waiting.
 constexpr uint32_t kListStep = 4096;
 
+absl::Status NoMemoryForTable() { return base::MakeStatus(base::Code::kOutOfMemory, "put", "no memory for the table"); }
+
 uint64_t UnitsOf(uint64_t bytes) { return bytes / kUnitBytes + (bytes % kUnitBytes != 0 ? 1 : 0); }
 
 }  // namespace
@@ -151,7 +153,6 @@ absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservatio
 
 absl::Status SegmentStore::Publish(const Put& put, Reservation* reservation) {
   Record record;
-  record.key = put.key;
   record.payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
   record.meta_bytes = static_cast<uint16_t>(put.meta.size());
   record.state = RecordState::kPending;
@@ -166,7 +167,7 @@ absl::Status SegmentStore::Publish(const Put& put, Reservation* reservation) {
   if (const std::optional<Id> old = table_.Find(put.key); old.has_value()) Retire(*old, &change);
   change.number = ++change_number_;
   record.sequence = NextSequence();
-  table_.Add(record, reservation->extents, std::move(meta));
+  if (!table_.Add(put.key, record, reservation->extents, std::move(meta)).has_value()) return NoMemoryForTable();
   unflushed_bytes_ += record.payload_bytes;
   reservation->SetPublished();
   return absl::OkStatus();
@@ -178,12 +179,12 @@ void SegmentStore::ReserveQuarantine() {
 
 // Room in quarantine_ has been reserved, so that nothing here can fail.
 void SegmentStore::Retire(Id id, Change* change) {
-  Record& record = table_.at(id);
+  const Record record = table_.Get(id);
   used_bytes_ -= StoredBytes(record.payload_bytes, record.meta_bytes);
   table_.Unlink(id);
   if (record.state != RecordState::kPending) {
     change->durable = true;
-    record.quarantined = true;
+    table_.SetQuarantined(id, true);
     quarantine_.push_back(id);
     quarantined_units_ += UnitsOf(record.payload_bytes);
   }
@@ -191,9 +192,9 @@ void SegmentStore::Retire(Id id, Change* change) {
 }
 
 void SegmentStore::ReleaseIfUnused(Id id) {
-  const Record& record = table_.at(id);
-  if (record.linked || record.quarantined || record.readers > 0) return;
-  for (const format::Extent& extent : table_.ExtentsOf(id)) data_->Free(extent);
+  const Record record = table_.Get(id);
+  if (record.linked || record.quarantined || record.being_read) return;
+  for (const format::Extent& extent : table_.PlaceOf(id)) data_->Free(extent);
   table_.Free(id);
 }
 
@@ -211,14 +212,14 @@ absl::Status SegmentStore::BeginGet(const Get& get, Pin* pin) {
   base::MutexLock lock(mutex_);
   const std::optional<Id> found = table_.Find(get.key);
   if (!found.has_value()) return base::MakeStatus(base::Code::kNotFound, "key", "no such record");
-  Record& record = table_.at(*found);
-  if (absl::Status status = CheckRange(get.offset, get.destination.size(), record.payload_bytes); !status.ok()) {
+  const uint64_t payload_bytes = table_.Get(*found).payload_bytes;
+  if (absl::Status status = CheckRange(get.offset, get.destination.size(), payload_bytes); !status.ok()) {
     return status;
   }
-  const std::span<const format::Extent> place = table_.ExtentsOf(*found);
+  const RecordPlace place = table_.PlaceOf(*found);
   pin->id = *found;
   pin->extents.assign(place.begin(), place.end());
-  ++record.readers;
+  table_.AddReader(*found);
   return absl::OkStatus();
 }
 
@@ -228,7 +229,7 @@ DataFiles::Part SegmentStore::PartOf(const Pin& pin, uint64_t offset, uint64_t b
 
 void SegmentStore::EndGet(const Pin& pin) {
   base::MutexLock lock(mutex_);
-  --table_.at(pin.id).readers;
+  table_.DropReader(pin.id);
   ReleaseIfUnused(pin.id);
 }
 
@@ -236,7 +237,7 @@ absl::StatusOr<std::optional<uint64_t>> SegmentStore::Stat(const Key& key) {
   base::MutexLock lock(mutex_);
   const std::optional<Id> found = table_.Find(key);
   if (!found.has_value()) return std::optional<uint64_t>();
-  return std::optional<uint64_t>(table_.at(*found).payload_bytes);
+  return std::optional<uint64_t>(table_.Get(*found).payload_bytes);
 }
 
 absl::Status SegmentStore::Remove(const Key& key) {
@@ -265,12 +266,13 @@ absl::Status SegmentStore::List(const Cursor& cursor, uint64_t limit, ListPage* 
     Id id = position->group;
     const Id end = table_.end() - std::min(table_.end(), id) > kListStep ? id + kListStep : table_.end();
     for (; id < end && result.entries.size() < limit; ++id) {
-      const Record& record = table_.at(id);
+      const Record record = table_.Get(id);
       if (!record.linked) continue;
-      ListEntry entry{record.key, record.payload_bytes, StoredBytes(record.payload_bytes, record.meta_bytes), {}};
-      if (record.log == 0) {
-        if (const std::vector<std::byte>* meta = table_.MetaOf(id); meta != nullptr) entry.meta = *meta;
-      } else if (record.meta_bytes != 0) {
+      ListEntry entry{{}, record.payload_bytes, StoredBytes(record.payload_bytes, record.meta_bytes), {}};
+      if (const RecordTable::Unlogged* unlogged = table_.UnloggedOf(id); unlogged != nullptr) {
+        entry.key = unlogged->key;
+        entry.meta = unlogged->meta;
+      } else {
         places.push_back({result.entries.size(), logs_[record.log], record.log_offset, record.sequence});
       }
       result.entries.push_back(std::move(entry));
@@ -283,7 +285,7 @@ absl::Status SegmentStore::List(const Cursor& cursor, uint64_t limit, ListPage* 
   return absl::OkStatus();
 }
 
-// Puts the metas that are in logs into their entries, and takes those entries away whose meta is not there any more.
+// Puts keys and metas that are in logs into their entries, and takes those entries away that are not there any more.
 absl::Status SegmentStore::ReadMetas(const std::vector<MetaPlace>& places, ListPage* page) {
   std::optional<LogReader> reader;
   std::vector<size_t> unreadable;
@@ -297,7 +299,8 @@ absl::Status SegmentStore::ReadMetas(const std::vector<MetaPlace>& places, ListP
       entry = *std::move(read);
     }
     ListEntry& listed = page->entries[place.index];
-    if (entry.has_value() && entry->key == listed.key.bytes && entry->sequence == place.sequence) {
+    if (entry.has_value() && entry->sequence == place.sequence) {
+      listed.key = Key{entry->key};
       listed.meta = std::move(entry->meta);
     } else {
       unreadable.push_back(place.index);

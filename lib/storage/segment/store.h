@@ -159,9 +159,9 @@ class SegmentStore {
   absl::Status ScanLane(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::StatusOr<Log> NewestCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status Replay(const Log& log) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  void Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  void ClaimAll();
-  void DropAtOpen(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status ClaimAll();
+  absl::Status DropAtOpen(Id id);
 
   // Putting (store.cc).
   absl::Status Writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

@@ -69,12 +69,12 @@ SegmentStore::Batch SegmentStore::TakeBatch() {
     item.entry.key = key.bytes;
     item.id = table_.Find(key);
     if (item.id.has_value()) {
-      const Record& record = table_.at(*item.id);
-      const std::span<const format::Extent> extents = table_.ExtentsOf(*item.id);
+      const Record record = table_.Get(*item.id);
+      const RecordPlace place = table_.PlaceOf(*item.id);
       item.entry.sequence = record.sequence;
       item.entry.payload_bytes = record.payload_bytes;
-      item.entry.extents.assign(extents.begin(), extents.end());
-      if (const std::vector<std::byte>* meta = table_.MetaOf(*item.id); meta != nullptr) item.entry.meta = *meta;
+      item.entry.extents.assign(place.begin(), place.end());
+      if (const auto* unlogged = table_.UnloggedOf(*item.id); unlogged != nullptr) item.entry.meta = unlogged->meta;
     } else {
       if (!change.durable) {  // put and gone again: no journal knows of it
         changes_.erase(here);
@@ -89,7 +89,7 @@ SegmentStore::Batch SegmentStore::TakeBatch() {
   std::sort(batch.items.begin(), batch.items.end(),
             [](const BatchItem& a, const BatchItem& b) { return a.entry.sequence < b.entry.sequence; });
   for (const BatchItem& item : batch.items) {
-    if (item.id.has_value()) table_.at(*item.id).state = RecordState::kFlushing;
+    if (item.id.has_value()) table_.SetState(*item.id, RecordState::kFlushing);
   }
   batch.quarantined = quarantine_.size();
   unflushed_bytes_ = 0;
@@ -121,11 +121,8 @@ void SegmentStore::CommitBatch(const Batch& batch) {
     const auto change = changes_.find(Key{item.entry.key});
     if (item.id.has_value()) {
       // One that was replaced meanwhile is in quarantine, and keeps its number until the next flush.
-      Record& record = table_.at(*item.id);
-      record.state = RecordState::kDurable;
-      record.log = journal_slot_;
-      record.log_offset = item.offset;
-      table_.DropMeta(*item.id);
+      table_.SetState(*item.id, RecordState::kDurable);
+      table_.SetLog(*item.id, journal_slot_, item.offset);
     }
     if (change->second.number == item.change) {
       changes_.erase(change);
@@ -135,9 +132,8 @@ void SegmentStore::CommitBatch(const Batch& batch) {
   }
   const auto end = quarantine_.begin() + static_cast<ptrdiff_t>(batch.quarantined);
   for (auto at = quarantine_.begin(); at != end; ++at) {
-    Record& record = table_.at(*at);
-    record.quarantined = false;
-    quarantined_units_ -= (record.payload_bytes + format::kUnitBytes - 1) / format::kUnitBytes;
+    table_.SetQuarantined(*at, false);
+    quarantined_units_ -= (table_.Get(*at).payload_bytes + format::kUnitBytes - 1) / format::kUnitBytes;
     ReleaseIfUnused(*at);
   }
   quarantine_.erase(quarantine_.begin(), end);
@@ -153,7 +149,7 @@ void SegmentStore::DropUnsynced(const absl::Status& why) {
   for (auto& [key, change] : changes_) {
     const std::optional<Id> id = table_.Find(key);
     if (!id.has_value()) continue;
-    table_.at(*id).state = RecordState::kPending;
+    table_.SetState(*id, RecordState::kPending);
     change.number = ++change_number_;
     Retire(*id, &change);
     ++stats_.dropped_by_sync;
@@ -232,8 +228,8 @@ absl::Status SegmentStore::WriteCheckpoint() {
 
 absl::Status SegmentStore::WriteCheckpointBody(LogWriter* writer, std::vector<Moved>* moved) {
   struct Copied {
-    format::LogEntry entry;
     Id id;
+    uint64_t sequence;
     Log log;
     uint64_t offset;
   };
@@ -244,28 +240,20 @@ absl::Status SegmentStore::WriteCheckpointBody(LogWriter* writer, std::vector<Mo
       base::MutexLock lock(mutex_);
       if (next >= table_.end()) break;
       for (const Id end = std::min(table_.end(), next + kCheckpointStep); next < end; ++next) {
-        const Record& record = table_.at(next);
+        const Record record = table_.Get(next);
         if (record.state != RecordState::kDurable || (!record.linked && !record.quarantined)) continue;
         if (logs_[record.log] == nullptr) continue;
-        const std::span<const format::Extent> extents = table_.ExtentsOf(next);
-        format::LogEntry entry{format::EntryKind::kPut,
-                               record.key.bytes,
-                               record.sequence,
-                               record.payload_bytes,
-                               {extents.begin(), extents.end()},
-                               {}};
-        copied.push_back({std::move(entry), next, logs_[record.log], record.log_offset});
+        copied.push_back({next, record.sequence, logs_[record.log], record.log_offset});
       }
     }
-    for (Copied& record : copied) {
+    for (const Copied& record : copied) {
       if (!reader.has_value() || reader->log() != record.log) reader.emplace(directory_, record.log);
       uint64_t bytes = 0;
       absl::StatusOr<std::optional<format::LogEntry>> entry = reader->ReadAt(record.offset, &bytes);
       if (!entry.ok()) return entry.status();
       // One whose entry is damaged now is not carried on: it would be lost at the next opening all the same.
-      if (!entry->has_value() || (*entry)->sequence != record.entry.sequence) continue;
-      record.entry.meta = std::move((*entry)->meta);
-      moved->push_back({record.id, record.entry.sequence, writer->Append(record.entry)});
+      if (!entry->has_value() || (*entry)->sequence != record.sequence) continue;
+      moved->push_back({record.id, record.sequence, writer->Append(**entry)});
     }
     if (writer->buffered() < kCheckpointBuffer) continue;
     if (absl::Status status = writer->Write(); !status.ok()) return status;
@@ -279,10 +267,9 @@ void SegmentStore::AdoptCheckpoint(const Log& log, const std::vector<Moved>& mov
     base::MutexLock lock(mutex_);
     for (const size_t end = std::min(moved.size(), i + kCheckpointStep); i < end; ++i) {
       if (moved[i].id >= table_.end()) continue;
-      Record& record = table_.at(moved[i].id);
+      const Record record = table_.Get(moved[i].id);
       if (record.sequence != moved[i].sequence || record.state != RecordState::kDurable) continue;
-      record.log = slot;
-      record.log_offset = moved[i].offset;
+      table_.SetLog(moved[i].id, slot, moved[i].offset);
     }
   }
   {

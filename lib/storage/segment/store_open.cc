@@ -187,8 +187,7 @@ absl::Status SegmentStore::ReadTable() {
     if (status = WriteSuperblock(); !status.ok()) return status;
   }
   if (status = data_->Open(); !status.ok()) return status;
-  ClaimAll();
-  return absl::OkStatus();
+  return ClaimAll();
 }
 
 // The newest checkpoint and the journals behind it, in order. `*moved` when one of them was not there.
@@ -269,7 +268,9 @@ absl::Status SegmentStore::Replay(const Log& log) {
     const absl::StatusOr<std::optional<format::LogEntry>> entry = reader.ReadAt(offset, &bytes);
     if (!entry.ok()) return entry.status();
     if (entry->has_value()) {
-      Apply(**entry, slot, offset);
+      if (!Apply(**entry, slot, offset)) {
+        return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for the table");
+      }
       offset += bytes;
       ++entries;
       continue;
@@ -285,59 +286,89 @@ absl::Status SegmentStore::Replay(const Log& log) {
   return absl::OkStatus();
 }
 
-void SegmentStore::Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) {
+// False: no memory.
+bool SegmentStore::Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) {
   newest_sequence_ = std::max(newest_sequence_, entry.sequence);
   base::MutexLock lock(mutex_);
   const std::optional<Id> old = table_.Find(Key{entry.key});
   if (old.has_value()) {
-    if (table_.at(*old).sequence >= entry.sequence) return;
+    if (table_.Get(*old).sequence >= entry.sequence) return true;
     table_.Unlink(*old);
     table_.Free(*old);
   }
-  if (entry.kind == format::EntryKind::kRemove) return;
+  if (entry.kind == format::EntryKind::kRemove) return true;
   Record record;
-  record.key = Key{entry.key};
   record.sequence = entry.sequence;
   record.payload_bytes = entry.payload_bytes;
   record.meta_bytes = static_cast<uint16_t>(entry.meta.size());
   record.log = log;
   record.log_offset = offset;
   record.state = RecordState::kDurable;
-  table_.Add(record, entry.extents, {});
+  return table_.Add(Key{entry.key}, record, entry.extents, {}).has_value();
 }
 
 // Units of all records are taken; where two want the same, or a segment ends before, something was damaged, and the
 // later record is believed.
-void SegmentStore::ClaimAll() {
-  base::MutexLock lock(mutex_);
-  std::vector<Id> ids;
-  for (Id id = 0; id < table_.end(); ++id) {
-    if (table_.at(id).linked) ids.push_back(id);
-  }
-  std::sort(ids.begin(), ids.end(), [this](Id a, Id b) ABSL_NO_THREAD_SAFETY_ANALYSIS {
-    return table_.at(a).sequence > table_.at(b).sequence;
-  });
-  for (const Id id : ids) {
-    const std::span<const format::Extent> extents = table_.ExtentsOf(id);
-    size_t claimed = 0;
-    while (claimed < extents.size() && data_->Claim(extents[claimed])) ++claimed;
-    if (claimed == extents.size()) {
-      const Record& record = table_.at(id);
-      used_bytes_ += StoredBytes(record.payload_bytes, record.meta_bytes);
-      continue;
+absl::Status SegmentStore::ClaimAll() {
+  struct Claimant {
+    uint64_t sequence;
+    Id id;
+  };
+  std::vector<Claimant> claimants;
+  std::vector<Id> misplaced;
+  {
+    base::MutexLock lock(mutex_);
+    claimants.reserve(table_.size());
+    for (Id id = 0; id < table_.end(); ++id) {
+      const Record record = table_.Get(id);
+      if (record.linked) claimants.push_back({record.sequence, id});
     }
-    for (size_t i = 0; i < claimed; ++i) data_->Free(extents[i]);
-    DropAtOpen(id);
+    std::sort(claimants.begin(), claimants.end(),
+              [](const Claimant& a, const Claimant& b) { return a.sequence > b.sequence; });
+    for (const Claimant& claimant : claimants) {
+      const RecordPlace place = table_.PlaceOf(claimant.id);
+      size_t claimed = 0;
+      while (claimed < place.size() && data_->Claim(place[claimed])) ++claimed;
+      if (claimed == place.size()) {
+        const Record record = table_.Get(claimant.id);
+        used_bytes_ += StoredBytes(record.payload_bytes, record.meta_bytes);
+        continue;
+      }
+      for (size_t i = 0; i < claimed; ++i) data_->Free(place[i]);
+      misplaced.push_back(claimant.id);
+    }
   }
+  for (const Id id : misplaced) {
+    if (absl::Status status = DropAtOpen(id); !status.ok()) return status;
+  }
+  return absl::OkStatus();
 }
 
-void SegmentStore::DropAtOpen(Id id) {
-  Change& change = changes_[table_.at(id).key];
-  change.durable = true;
-  change.number = ++change_number_;
+// The next flush writes the removal of its key, which its entry tells. Where that is damaged by now, there is nothing
+// to end: the next opening will find no record there.
+absl::Status SegmentStore::DropAtOpen(Id id) {
+  Log log;
+  uint64_t offset = 0;
+  {
+    base::MutexLock lock(mutex_);
+    const Record record = table_.Get(id);
+    log = logs_[record.log];
+    offset = record.log_offset;
+  }
+  LogReader reader(directory_, log);
+  uint64_t bytes = 0;
+  const absl::StatusOr<std::optional<format::LogEntry>> entry = reader.ReadAt(offset, &bytes);
+  if (!entry.ok()) return entry.status();
+  base::MutexLock lock(mutex_);
+  if (entry->has_value()) {
+    Change& change = changes_[Key{(*entry)->key}];
+    change.durable = true;
+    change.number = ++change_number_;
+  }
   table_.Unlink(id);
   table_.Free(id);
   ++stats_.dropped_at_open;
+  return absl::OkStatus();
 }
 
 }  // namespace kvstrata::core::storage
