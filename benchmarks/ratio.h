@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <cstdio>
 #include <vector>
 
@@ -26,30 +27,40 @@ double SecondsOf(Function&& function) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-// Runs both in alternation and prints the median of the pairs' quotients: seconds of `measured` over seconds of
-// `reference`, or with `inverse` the other way round.
+// Lets both take their own times, in alternation, and prints the median of the pairs' quotients: seconds of `measured`
+// over seconds of `reference`, or with `inverse` the other way round. For work that needs something done before each
+// run; else the functions below.
 template <typename Measured, typename Reference>
-void PrintPairs(const char* name, const char* goal, Measured&& measured, Reference&& reference, bool inverse) {
-  measured();
-  reference();
+void PrintTimedPairs(const char* name, const char* goal, int pairs, Measured&& measured, Reference&& reference,
+                     bool inverse) {
   std::vector<double> ratios;
-  for (int pair = 0; pair < kPairs; ++pair) {
+  for (int pair = 0; pair < pairs; ++pair) {
     // The order changes from pair to pair: whoever comes second finds warmer caches.
     double first = 0;
     double second = 0;
     if (pair % 2 == 0) {
-      first = SecondsOf(measured);
-      second = SecondsOf(reference);
+      first = measured();
+      second = reference();
     } else {
-      second = SecondsOf(reference);
-      first = SecondsOf(measured);
+      second = reference();
+      first = measured();
     }
     ratios.push_back(inverse ? second / first : first / second);
   }
   std::sort(ratios.begin(), ratios.end());
-  std::printf("ratio %s %.3f goal %s spread %.3f..%.3f pairs %d\n", name, ratios[kPairs / 2], goal, ratios[kPairs / 4],
-              ratios[kPairs - 1 - kPairs / 4], kPairs);
+  const size_t count = ratios.size();
+  std::printf("ratio %s %.3f goal %s spread %.3f..%.3f pairs %d\n", name, ratios[count / 2], goal, ratios[count / 4],
+              ratios[count - 1 - count / 4], pairs);
   std::fflush(stdout);
+}
+
+// The same for functions that do nothing but what is to be timed. Both run once before.
+template <typename Measured, typename Reference>
+void PrintPairs(const char* name, const char* goal, Measured&& measured, Reference&& reference, bool inverse) {
+  measured();
+  reference();
+  PrintTimedPairs(
+      name, goal, kPairs, [&] { return SecondsOf(measured); }, [&] { return SecondsOf(reference); }, inverse);
 }
 
 // What `measured` costs: its time over the time of `reference`. `measured` and `reference` do comparable work and each

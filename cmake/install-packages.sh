@@ -13,7 +13,7 @@ packages_of() {
       echo "libabsl-dev libhwy-dev libzstd-dev libxxhash-dev nlohmann-json3-dev"
       ;;
     test) echo "abigail-tools catch2 golang-go python3 python3-pip python3-setuptools python3-wheel python3-xxhash" ;;
-    bench) echo "libbenchmark-dev" ;;
+    bench) echo "libbenchmark-dev librocksdb-dev liblmdb-dev" ;;
     *) echo "install-packages.sh: no such purpose: $1 (build, test, bench)" >&2; return 2 ;;
   esac
 }

@@ -27,7 +27,8 @@ C_STANDARD = {"assert.h", "complex.h", "ctype.h", "errno.h", "fenv.h", "float.h"
               "stddef.h", "stdint.h", "stdlib.h", "stdnoreturn.h", "string.h", "tgmath.h", "time.h", "uchar.h",
               "wchar.h", "wctype.h"}
 LIBRARIES = (("absl/", "absl"), ("zstd", "zstd"), ("xxh", "xxhash"), ("nlohmann/", "json"), ("catch2/", "catch"),
-             ("benchmark/", "benchmark"), ("cuda", "cuda"), ("cublas", "cuda"))
+             ("benchmark/", "benchmark"), ("cuda", "cuda"), ("cublas", "cuda"), ("rocksdb/", "peers"),
+             ("lmdb.h", "peers"))
 SIMD = re.compile(r"^(.*intrin\.h|arm_neon\.h|arm_sve\.h|hwy/.*)$")
 
 

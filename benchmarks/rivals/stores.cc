@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Our store against RocksDB, LMDB and a file for each value: the same values of 256 KiB, the same folder, durable at
+// the end of the puts, a cold page cache before the gets. Each family plays in several settings, and its best one is
+// what we are compared with, in alternating pairs.
+//
+// usage: stores_benchmark [MIB]    how much is put in each run; 256 by default, so that all fits a minute
+#include <dirent.h>
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <limits>
+#include <string>
+
+#include "benchmarks/ratio.h"
+#include "benchmarks/rivals/rival.h"
+#include "benchmarks/storage/drive.h"
+
+namespace {
+
+namespace files = std::filesystem;
+using kvstrata::benchmarks::Fail;
+using kvstrata::benchmarks::Folder;
+using kvstrata::benchmarks::PrintTimedPairs;
+using kvstrata::benchmarks::Rival;
+using kvstrata::benchmarks::Rivals;
+using kvstrata::benchmarks::SecondsOf;
+using kvstrata::benchmarks::Work;
+
+constexpr size_t kValueBytes = 256u << 10;
+constexpr int kPairs = 7;
+
+// Takes a folder's files out of the page cache, and makes sure that they are: nothing else may be called cold.
+void MakeCold(const std::string& folder) {
+  uint64_t resident = 0;
+  uint64_t pages = 0;
+  for (const auto& entry : files::recursive_directory_iterator(folder)) {
+    if (!entry.is_regular_file() || entry.file_size() == 0) continue;
+    const int file = open(entry.path().c_str(), O_RDONLY);
+    if (file < 0) Fail("a file could not be opened");
+    fdatasync(file);
+    posix_fadvise(file, 0, 0, POSIX_FADV_DONTNEED);
+    void* const map = mmap(nullptr, entry.file_size(), PROT_READ, MAP_SHARED, file, 0);
+    std::vector<unsigned char> seen((entry.file_size() + 4095) / 4096);
+    if (map == MAP_FAILED || mincore(map, entry.file_size(), seen.data()) != 0) Fail("a file could not be looked at");
+    for (const unsigned char page : seen) resident += page & 1u;
+    pages += seen.size();
+    munmap(map, entry.file_size());
+    close(file);
+  }
+  if (resident * 100 > pages) Fail("the page cache would not let go of a file");
+}
+
+// A rival in a folder of its own within the benchmark's.
+class Place {
+ public:
+  Place(const Folder& above, Rival& rival, const Work& work) : rival_(rival), work_(work) {
+    static int number = 0;
+    path_ = above.path() + "/" + std::to_string(number++);
+  }
+  ~Place() { Clear(); }
+  Place(const Place&) = delete;
+  Place& operator=(const Place&) = delete;
+
+  // Into an empty store.
+  double SecondsToPut() {
+    Clear();
+    files::create_directory(path_);
+    rival_.Open(path_);
+    const double seconds = SecondsOf([&] { rival_.PutAll(work_); });
+    rival_.Close();
+    return seconds;
+  }
+  double SecondsToGet() {
+    MakeCold(path_);
+    rival_.Open(path_);
+    const double seconds = SecondsOf([&] { rival_.GetAll(work_); });
+    rival_.Close();
+    return seconds;
+  }
+  Rival& rival() { return rival_; }
+
+ private:
+  void Clear() {
+    std::error_code ignored;
+    files::remove_all(path_, ignored);
+  }
+
+  Rival& rival_;
+  const Work& work_;
+  std::string path_;
+};
+
+struct Names {
+  const char* put;
+  const char* put_goal;
+  const char* get;
+  const char* get_goal;
+};
+
+class Contest {
+ public:
+  explicit Contest(uint64_t values) : work_(values, kValueBytes) { ours_place_.SecondsToPut(); }
+
+  void Against(const char* family, const Names& names, const Rivals& rivals) {
+    if (rivals.empty()) {
+      std::printf("stores: no %s where this was built, left out\n", family);
+      return;
+    }
+    if (names.put != nullptr) {
+      Place best(folder_, Best(rivals, &Place::SecondsToPut), work_);
+      std::printf("stores: %s puts best as %s\n", family, best.rival().name().c_str());
+      // Beside the store that the gets are from.
+      Place fresh(folder_, *ours_, work_);
+      PrintTimedPairs(
+          names.put, names.put_goal, kPairs, [&] { return fresh.SecondsToPut(); }, [&] { return best.SecondsToPut(); },
+          true);
+    }
+    Place best(folder_, Best(rivals, &Place::SecondsToGet), work_);
+    best.SecondsToPut();
+    std::printf("stores: %s gets best as %s\n", family, best.rival().name().c_str());
+    PrintTimedPairs(
+        names.get, names.get_goal, kPairs, [&] { return ours_place_.SecondsToGet(); },
+        [&] { return best.SecondsToGet(); }, true);
+  }
+
+ private:
+  Rival& Best(const Rivals& rivals, double (Place::*seconds)()) {
+    Rival* best = nullptr;
+    double least = std::numeric_limits<double>::infinity();
+    for (const auto& rival : rivals) {
+      Place place(folder_, *rival, work_);
+      place.SecondsToPut();
+      const double taken = (place.*seconds)();
+      if (taken >= least) continue;
+      least = taken;
+      best = rival.get();
+    }
+    return *best;
+  }
+
+  Work work_;
+  Folder folder_;
+  std::unique_ptr<Rival> ours_ = kvstrata::benchmarks::MakeOurs();
+  Place ours_place_{folder_, *ours_, work_};
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  const uint64_t mib = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 256;
+  if (mib == 0) Fail("usage: stores_benchmark [MIB]");
+  Contest contest((mib << 20) / kValueBytes);
+  contest.Against("RocksDB",
+                  {"stores.durable_put_vs_rocksdb_256k", ">=3.0", "stores.cold_get_vs_rocksdb_256k", ">=2.0"},
+                  kvstrata::benchmarks::MakeRocksDb());
+  contest.Against("LMDB", {"stores.durable_put_vs_lmdb_256k", ">=3.0", "stores.cold_get_vs_lmdb_256k", ">=2.0"},
+                  kvstrata::benchmarks::MakeLmdb());
+  contest.Against("a file for each value",
+                  {"stores.durable_put_vs_files_256k", ">=3.0", "stores.cold_get_vs_buffered_files_256k", ">=1.5"},
+                  kvstrata::benchmarks::MakeBufferedFiles());
+  contest.Against(
+      "a file for each value, direct",
+      {"stores.durable_put_vs_direct_files_256k", ">=3.0", "stores.cold_get_vs_direct_files_8_threads_256k", ">=1.0"},
+      kvstrata::benchmarks::MakeDirectFiles());
+  return 0;
+}
