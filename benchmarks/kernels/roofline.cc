@@ -52,6 +52,41 @@ KVSTRATA_PEAK_LOOP(LoopFma512, "vfmadd231ps", "zmm", 2 * 16)
 KVSTRATA_PEAK_LOOP(LoopDotBf16, "vdpbf16ps", "zmm", 2 * 32)
 
 #undef KVSTRATA_PEAK_LOOP
+
+// A product of the factors, and its addition to sum n; products are in registers 12 and 13 in turn. Twelve sums.
+#define KVSTRATA_MUL_ADD(width, n, product)               \
+  "vmulps %%" width "14, %%" width "15, %%" width product \
+  "\n\t"                                                  \
+  "vaddps %%" width product ", %%" width n ", %%" width n "\n\t"
+#define KVSTRATA_EACH_MUL_ADD(width)                                                                               \
+  KVSTRATA_MUL_ADD(width, "0", "12")                                                                               \
+  KVSTRATA_MUL_ADD(width, "1", "13") KVSTRATA_MUL_ADD(width, "2", "12") KVSTRATA_MUL_ADD(width, "3", "13")         \
+      KVSTRATA_MUL_ADD(width, "4", "12") KVSTRATA_MUL_ADD(width, "5", "13") KVSTRATA_MUL_ADD(width, "6", "12")     \
+          KVSTRATA_MUL_ADD(width, "7", "13") KVSTRATA_MUL_ADD(width, "8", "12") KVSTRATA_MUL_ADD(width, "9", "13") \
+              KVSTRATA_MUL_ADD(width, "10", "12") KVSTRATA_MUL_ADD(width, "11", "13")
+
+#define KVSTRATA_MUL_ADD_LOOP(name, width, floats)                                \
+  void name(double flop) {                                                        \
+    uint64_t turns = static_cast<uint64_t>(flop / (2 * 12 * 2 * (floats))) + 1;   \
+    asm volatile("vzeroall\n\t"                                                 \
+                 ".balign 64\n\t"                                               \
+                 "1:\n\t"                                                       \
+                 KVSTRATA_EACH_MUL_ADD(width)                                   \
+                 KVSTRATA_EACH_MUL_ADD(width)                                   \
+                 "dec %0\n\t"                                                   \
+                 "jnz 1b\n\t"                                                   \
+                 "vzeroupper"                                                   \
+                 : "+r"(turns)                                                  \
+                 :                                                              \
+                 : KVSTRATA_CLOBBERS); \
+  }
+
+KVSTRATA_MUL_ADD_LOOP(LoopMulAdd256, "ymm", 8)
+KVSTRATA_MUL_ADD_LOOP(LoopMulAdd512, "zmm", 16)
+
+#undef KVSTRATA_MUL_ADD_LOOP
+#undef KVSTRATA_EACH_MUL_ADD
+#undef KVSTRATA_MUL_ADD
 #undef KVSTRATA_CLOBBERS
 #undef KVSTRATA_EACH_SUM
 
@@ -162,6 +197,8 @@ bool HasFma512() { return __builtin_cpu_supports("avx512f"); }
 bool HasDotBf16() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16"); }
 void Fma256(double flop) { LoopFma256(flop); }
 void Fma512(double flop) { LoopFma512(flop); }
+void MulAdd256(double flop) { LoopMulAdd256(flop); }
+void MulAdd512(double flop) { LoopMulAdd512(flop); }
 void DotBf16(double flop) { LoopDotBf16(flop); }
 
 #else
@@ -171,6 +208,8 @@ bool HasFma512() { return false; }
 bool HasDotBf16() { return false; }
 void Fma256(double) {}
 void Fma512(double) {}
+void MulAdd256(double) {}
+void MulAdd512(double) {}
 void DotBf16(double) {}
 
 #endif

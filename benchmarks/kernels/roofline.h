@@ -61,4 +61,10 @@ void Fma256(double flop);
 void Fma512(double flop);
 void DotBf16(double flop);
 
+// The same with vmulps and vaddps apart, for sums whose products are rounded before they are added: up to the rate of
+// fused ones where multiplying and adding have pipes of their own (Zen), up to half of it elsewhere. Call only where
+// HasFma256 or HasFma512 says yes.
+void MulAdd256(double flop);
+void MulAdd512(double flop);
+
 }  // namespace kvstrata::benchmarks

@@ -7,7 +7,8 @@
 // Tiles: weights are read once per kBlockTokens tokens; the lanes of a block of tokens and outputs wait in memory while
 // kDepth inputs of both are in the first-level cache; within that a tile of tokens and outputs keeps its lanes in
 // registers. The weights of a block are first copied side by side (and widened): their rows lie a multiple of 4 KiB
-// apart in every model, so more of them than a cache set has ways would push each other out.
+// apart in every model, so more of them than a cache set has ways would push each other out. The next weights are asked
+// for a few lines a tile: in one burst they would hold up the loads for as long as memory needs.
 //
 // Thread rule: pure functions; calls that write the same memory must not run at once.
 #undef HWY_TARGET_INCLUDE
@@ -25,21 +26,50 @@ namespace kvstrata::kernels::cpu::HWY_NAMESPACE {
 namespace {
 
 constexpr uint64_t kLanes = reference::kLanes;
-constexpr uint64_t kBlockTokens = 32;
-constexpr uint64_t kBlockOutputs = 16;
 constexpr uint64_t kDepth = 256;
+constexpr uint64_t kLine = 64;
 
 constexpr uint64_t kFloatLanes = HWY_MAX_BYTES / sizeof(float);
-// Sums in registers, one part of the lanes at a time: 16 of 32 with AVX-512 and NEON, 8 of 16 with AVX2. Enough to hide
-// the latency of an addition, with fewer loads than products.
-constexpr uint64_t kTileTokens = 4;
-constexpr uint64_t kTileOutputs = HWY_MAX_BYTES == 32 ? 2 : 4;
+// Sums in registers, one part of the lanes at a time: 16 of 32 with AVX-512 and NEON, 9 of 16 with AVX2. Enough to hide
+// the latency of an addition (two a cycle, three cycles each), with fewer loads than products.
+constexpr uint64_t kTileTokens = HWY_MAX_BYTES == 32 ? 3 : 4;
+constexpr uint64_t kTileOutputs = HWY_MAX_BYTES == 32 ? 3 : 4;
 constexpr uint64_t kParts = kLanes / kFloatLanes;
+// Whole tiles, whose lanes, weights and inputs nearly fill a first-level cache of 32 KiB; the tokens' inputs (4096 or
+// 7168 each) a second-level cache of 1 MiB.
+constexpr uint64_t kBlockTokens = 36;
+constexpr uint64_t kBlockOutputs = HWY_MAX_BYTES == 32 ? 9 : 8;
 
-// 32 KiB of lanes and 16 KiB of weights, on the stack.
+// 20 KiB of lanes and 9 KiB of weights, on the stack.
 struct Block {
-  alignas(64) float lanes[kBlockTokens][kBlockOutputs][kLanes];
-  alignas(64) float weights[kBlockOutputs][kDepth];
+  alignas(kLine) float lanes[kBlockTokens][kBlockOutputs][kLanes];
+  alignas(kLine) float weights[kBlockOutputs][kDepth];
+};
+
+// Rows of weights on their way to the second-level cache.
+class RowsAhead {
+ public:
+  RowsAhead() = default;
+  RowsAhead(const void* first, uint64_t stride_bytes, uint64_t rows, uint64_t row_bytes)
+      : row_(static_cast<const uint8_t*>(first)), stride_(stride_bytes), rows_(rows), bytes_(row_bytes) {}
+
+  HWY_NOINLINE void Ask(uint64_t lines) {
+    for (; lines != 0 && rows_ != 0; --lines) {
+      __builtin_prefetch(row_ + at_, 0, 2);
+      at_ += kLine;
+      if (at_ < bytes_) continue;
+      at_ = 0;
+      row_ += stride_;
+      --rows_;
+    }
+  }
+
+ private:
+  const uint8_t* row_ = nullptr;
+  uint64_t stride_ = 0;
+  uint64_t rows_ = 0;  // that are left
+  uint64_t bytes_ = 0;
+  uint64_t at_ = 0;
 };
 
 // Relative to the lanes of a block's token and output.
@@ -48,6 +78,15 @@ HWY_INLINE float* LanesOf(float* lanes, uint64_t token, uint64_t output) {
 }
 
 HWY_INLINE uint64_t Least(uint64_t a, uint64_t b) { return a < b ? a : b; }
+
+// A value that was loaded. GCC would rather load it again for each product, as an operand from memory, and then there
+// are more loads than products.
+HWY_INLINE FloatVec KeepInRegister(FloatVec value) {
+#if defined(__x86_64__)
+  asm("" : "+v"(value.raw));
+#endif
+  return value;
+}
 
 // Adds `depth` inputs (a multiple of 16) to one part of the lanes of kT tokens and kO outputs.
 template <uint64_t kT, uint64_t kO>
@@ -58,7 +97,7 @@ HWY_INLINE void AddPart(const float* x, uint64_t x_stride, const float* weights,
   }
   for (uint64_t k = 0; k < depth; k += kLanes) {
     FloatVec inputs[kT];
-    for (uint64_t t = 0; t < kT; ++t) inputs[t] = LoadFloats(x + t * x_stride + k);
+    for (uint64_t t = 0; t < kT; ++t) inputs[t] = KeepInRegister(LoadFloats(x + t * x_stride + k));
     for (uint64_t o = 0; o < kO; ++o) {
       const FloatVec weight = LoadFloats(weights + o * kDepth + k);
       for (uint64_t t = 0; t < kT; ++t) sums[t][o] = hn::Add(sums[t][o], hn::Mul(inputs[t], weight));
@@ -78,17 +117,43 @@ HWY_INLINE void AddTile(const float* x, uint64_t x_stride, const float* weights,
 
 // kT tokens and all outputs of a block. A token alone needs more outputs to hide the latency of an addition.
 template <uint64_t kT>
-void AddTokens(const float* x, uint64_t x_stride, const float* weights, uint64_t outputs, uint64_t depth,
-               float* lanes) {
+void AddTokens(const float* x, uint64_t x_stride, const float* weights, uint64_t outputs, uint64_t depth, float* lanes,
+               RowsAhead& ahead) {
   constexpr uint64_t kO = kT == 1 ? 8 : kTileOutputs;
+  // All of kBlockOutputs rows in the time of half the tiles of kBlockTokens tokens.
+  constexpr uint64_t kTiles = kBlockTokens / kTileTokens * (kBlockOutputs / kTileOutputs);
+  constexpr uint64_t kLines = 2 * kBlockOutputs * kDepth * sizeof(float) / kLine / kTiles;
   uint64_t o = 0;
   for (; o + kO <= outputs; o += kO) {
+    ahead.Ask(kLines);
     AddTile<kT, kO>(x, x_stride, weights + o * kDepth, depth, LanesOf(lanes, 0, o));
   }
   for (; o < outputs; ++o) AddTile<kT, 1>(x, x_stride, weights + o * kDepth, depth, LanesOf(lanes, 0, o));
 }
 
-// The products that are left over when `inputs` is no multiple of 16: the next in lanes 0, 1, ...
+using QuadTag = hn::CappedTag<float, 4>;
+using Quad = hn::Vec<QuadTag>;
+
+// The first two steps of SumLanes: eight lanes on eight, four on four.
+HWY_INLINE Quad SumToQuad(const float* lanes) {
+  const QuadTag quad;
+  const Quad even = hn::Add(hn::Load(quad, lanes), hn::Load(quad, lanes + 8));
+  return hn::Add(even, hn::Add(hn::Load(quad, lanes + 4), hn::Load(quad, lanes + 12)));
+}
+
+// What SumLanes gives of each of four outputs: the last two steps on a transposed square.
+HWY_INLINE void SumFour(const float (*lanes)[kLanes], float* sums) {
+  const QuadTag quad;
+  const Quad a = SumToQuad(lanes[0]);
+  const Quad b = SumToQuad(lanes[1]);
+  const Quad c = SumToQuad(lanes[2]);
+  const Quad d = SumToQuad(lanes[3]);
+  const Quad ab = hn::Add(hn::InterleaveLower(quad, a, b), hn::InterleaveUpper(quad, a, b));
+  const Quad cd = hn::Add(hn::InterleaveLower(quad, c, d), hn::InterleaveUpper(quad, c, d));
+  hn::StoreU(hn::Add(hn::ConcatLowerLower(quad, cd, ab), hn::ConcatUpperUpper(quad, cd, ab)), quad, sums);
+}
+
+// The products that are left over when `inputs` is no multiple of 16, the next in lanes 0, 1, ...; then the sums.
 template <typename W>
 void FinishBlock(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, uint64_t o, uint64_t outputs,
                  Block& block) {
@@ -96,13 +161,18 @@ void FinishBlock(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, ui
   const uint64_t whole = a.inputs / kLanes * kLanes;
   for (uint64_t t = 0; t < tokens; ++t) {
     const float* x = a.x + (n + t) * a.x_stride;
-    for (uint64_t i = 0; i < outputs; ++i) {
-      const W* weights = static_cast<const W*>(a.weights) + (o + i) * a.weight_stride;
-      float(&sums)[kLanes] = block.lanes[t][i];
-      for (uint64_t k = whole; k < a.inputs; ++k) sums[k - whole] += x[k] * reference::AsFloat(weights[k]);
-      const float sum = reference::SumLanes(sums);
-      a.y[(n + t) * a.y_stride + o + i] = round ? reference::RoundBf16(sum) : sum;
+    for (uint64_t k = whole; k < a.inputs; ++k) {
+      const W* weights = static_cast<const W*>(a.weights) + o * a.weight_stride + k;
+      for (uint64_t i = 0; i < outputs; ++i) {
+        block.lanes[t][i][k - whole] += x[k] * reference::AsFloat(weights[i * a.weight_stride]);
+      }
     }
+    float sums[kBlockOutputs];
+    uint64_t i = 0;
+    for (; i + 4 <= outputs; i += 4) SumFour(block.lanes[t] + i, sums + i);
+    for (; i < outputs; ++i) sums[i] = reference::SumLanes(block.lanes[t][i]);
+    float* y = a.y + (n + t) * a.y_stride + o;
+    for (i = 0; i < outputs; ++i) y[i] = round ? reference::RoundBf16(sums[i]) : sums[i];
   }
 }
 
@@ -115,24 +185,15 @@ void CopyWeights(const W* weights, uint64_t weight_stride, uint64_t outputs, uin
   }
 }
 
-// Into the second-level cache, while the tiles before them are worked on: no hardware follows so many short runs.
-template <typename W>
-void FetchWeights(const W* weights, uint64_t weight_stride, uint64_t outputs, uint64_t depth) {
-  constexpr uint64_t kPerLine = 64 / sizeof(W);
-  for (uint64_t o = 0; o < outputs; ++o) {
-    for (uint64_t k = 0; k < depth; k += kPerLine) __builtin_prefetch(weights + o * weight_stride + k, 0, 2);
-  }
-}
-
 void AddDepth(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, uint64_t outputs, uint64_t k, uint64_t depth,
-              Block& block) {
+              RowsAhead ahead, Block& block) {
   const float* x = a.x + n * a.x_stride + k;
   uint64_t t = 0;
   for (; t + kTileTokens <= tokens; t += kTileTokens) {
-    AddTokens<kTileTokens>(x + t * a.x_stride, a.x_stride, block.weights[0], outputs, depth, block.lanes[t][0]);
+    AddTokens<kTileTokens>(x + t * a.x_stride, a.x_stride, block.weights[0], outputs, depth, block.lanes[t][0], ahead);
   }
   for (; t < tokens; ++t) {
-    AddTokens<1>(x + t * a.x_stride, a.x_stride, block.weights[0], outputs, depth, block.lanes[t][0]);
+    AddTokens<1>(x + t * a.x_stride, a.x_stride, block.weights[0], outputs, depth, block.lanes[t][0], ahead);
   }
 }
 
@@ -177,6 +238,23 @@ void AddFew(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, uint64_
   }
 }
 
+// The weights after those of `outputs` outputs from o and `depth` inputs from k: of the next inputs, or of the first
+// inputs of the next outputs.
+template <typename W>
+RowsAhead WeightsAfter(const kvstrata_project_args& a, uint64_t o, uint64_t outputs, uint64_t k, uint64_t depth) {
+  const W* weights = static_cast<const W*>(a.weights);
+  const uint64_t whole = a.inputs / kLanes * kLanes;
+  const uint64_t stride = a.weight_stride * sizeof(W);
+  if (k + depth < whole) {
+    const uint64_t bytes = Least(kDepth, whole - k - depth) * sizeof(W);
+    return {weights + o * a.weight_stride + k + depth, stride, outputs, bytes};
+  }
+  const uint64_t next = o + outputs;
+  if (next >= a.outputs) return {};
+  const uint64_t bytes = Least(kDepth, whole) * sizeof(W);
+  return {weights + next * a.weight_stride, stride, Least(kBlockOutputs, a.outputs - next), bytes};
+}
+
 template <typename W>
 void ProjectBlock(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, uint64_t o, uint64_t outputs,
                   Block& block) {
@@ -187,12 +265,8 @@ void ProjectBlock(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, u
   } else {
     for (uint64_t k = 0; k < whole; k += kDepth) {
       const uint64_t depth = Least(kDepth, whole - k);
-      const W* weights = static_cast<const W*>(a.weights) + o * a.weight_stride + k;
-      CopyWeights(weights, a.weight_stride, outputs, depth, block);
-      if (k + depth < whole) {
-        FetchWeights(weights + depth, a.weight_stride, outputs, Least(kDepth, whole - k - depth));
-      }
-      AddDepth(a, n, tokens, outputs, k, depth, block);
+      CopyWeights(static_cast<const W*>(a.weights) + o * a.weight_stride + k, a.weight_stride, outputs, depth, block);
+      AddDepth(a, n, tokens, outputs, k, depth, WeightsAfter<W>(a, o, outputs, k, depth), block);
     }
   }
   FinishBlock<W>(a, n, tokens, o, outputs, block);
@@ -201,8 +275,12 @@ void ProjectBlock(const kvstrata_project_args& a, uint64_t n, uint64_t tokens, u
 template <typename W>
 void ProjectAll(const kvstrata_project_args& a) {
   Block block;
-  for (uint64_t n = 0; n < a.tokens; n += kBlockTokens) {
-    const uint64_t tokens = Least(kBlockTokens, a.tokens - n);
+  if (a.tokens == 0) return;
+  // Blocks of about as many tokens each: every block reads all weights.
+  const uint64_t blocks = (a.tokens + kBlockTokens - 1) / kBlockTokens;
+  const uint64_t tiles = (a.tokens + blocks * kTileTokens - 1) / (blocks * kTileTokens);
+  for (uint64_t n = 0; n < a.tokens; n += tiles * kTileTokens) {
+    const uint64_t tokens = Least(tiles * kTileTokens, a.tokens - n);
     for (uint64_t o = 0; o < a.outputs; o += kBlockOutputs) {
       ProjectBlock<W>(a, n, tokens, o, Least(kBlockOutputs, a.outputs - o), block);
     }
