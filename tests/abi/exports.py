@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shared library exports what its headers declare, its map and its list name, and nothing else.
 
-usage: exports.py ROOT LIBRARY --nm NM --readelf READELF
+usage: exports.py ROOT LIBRARY --nm NM --readelf READELF [--bundled]
+
+--bundled: the library has Abseil within it, and may not need the system's.
 """
 
 import argparse
@@ -11,8 +13,9 @@ import subprocess
 import sys
 
 PROTOTYPE = re.compile(r"^KVSTRATA_API [^;(]*?\b(kvstrata_\w+)\s*\(", re.MULTILINE)
-# What the library may need at run time: the C and C++ run-times and the distribution's Abseil, zstd and xxHash.
-NEEDED = re.compile(r"^(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux[\w-]*|libabsl_\w+|libzstd|libxxhash)\.so\b")
+# What the library may need at run time: the C and C++ run-times and the distribution's Abseil and zstd.
+NEEDED = re.compile(r"^(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux[\w-]*|libzstd)\.so\b")
+ABSEIL = re.compile(r"^libabsl_\w+\.so\b")
 
 
 def read(root, path):
@@ -74,16 +77,37 @@ def compare(problems, left, left_names, right, right_names):
         problems.append(f"{name} is in {right} but not in {left}")
 
 
-def check_dynamic(problems, text, abi):
+def check_dynamic(problems, text, abi, bundled):
     if f"Library soname: [libkvstrata.so.{abi}]" not in text:
         problems.append(f"the SONAME is not libkvstrata.so.{abi}")
     for library in re.findall(r"\(NEEDED\)\s+Shared library: \[([^\]]+)\]", text):
-        if not NEEDED.match(library):
+        if not NEEDED.match(library) and (bundled or not ABSEIL.match(library)):
             problems.append(f"the library needs {library}")
     if "(TEXTREL)" in text:
         problems.append("the library has text relocations")
     if not re.search(r"BIND_NOW|\(FLAGS_1\).*NOW", text):
         problems.append("the library is not bound at load (-z now)")
+    if re.search(r"\((RPATH|RUNPATH)\)", text) and bundled:
+        problems.append("the library looks for others at a fixed place")
+
+
+def check_segments(problems, text):
+    """Nothing is writable that need not be, and no stack is executable."""
+    if "GNU_RELRO" not in text:
+        problems.append("relocated data stays writable (no -z relro)")
+    stack = re.search(r"GNU_STACK\s+(?:0x[0-9a-f]+\s+){5}([RWE ]+?)\s+0x", text)
+    if not stack or "E" in stack.group(1):
+        problems.append("the library asks for an executable stack")
+    if re.search(r"LOAD\s+(?:0x[0-9a-f]+\s+){5}RWE", text):
+        problems.append("the library has memory that is both writable and executable")
+
+
+def check_resolved(problems, library):
+    """Every name is found in what the library itself says it needs (-z defs)."""
+    text = subprocess.run(["ldd", "-r", library], check=True, capture_output=True, text=True)
+    for line in (text.stdout + text.stderr).splitlines():
+        if "undefined symbol" in line or "not found" in line:
+            problems.append(line.strip())
 
 
 def main():
@@ -92,6 +116,7 @@ def main():
     parser.add_argument("library")
     parser.add_argument("--nm", required=True)
     parser.add_argument("--readelf", required=True)
+    parser.add_argument("--bundled", action="store_true")
     arguments = parser.parse_args()
 
     problems = []
@@ -106,7 +131,9 @@ def main():
     compare(problems, "the headers", declared, "capi/kvstrata.map", mapped)
     compare(problems, "the headers", declared, "capi/symbols.txt", listed)
     compare(problems, "the headers", declared, "the library", exported)
-    check_dynamic(problems, output_of(arguments.readelf, "-dW", arguments.library), abi)
+    check_dynamic(problems, output_of(arguments.readelf, "-dW", arguments.library), abi, arguments.bundled)
+    check_segments(problems, output_of(arguments.readelf, "-lW", arguments.library))
+    check_resolved(problems, arguments.library)
 
     for problem in problems:
         print(problem)

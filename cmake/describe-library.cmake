@@ -1,0 +1,16 @@
+# Prints what a shared library takes up in memory when it is loaded, and what it needs: -DREADELF=... -DLIBRARY=...
+execute_process(COMMAND ${READELF} -lWd ${LIBRARY} OUTPUT_VARIABLE text COMMAND_ERROR_IS_FATAL ANY)
+set(hex "0x[0-9a-f]+")
+string(REGEX MATCHALL "LOAD +${hex} ${hex} ${hex} ${hex} ${hex}" segments "${text}")
+set(bytes 0)
+foreach(segment IN LISTS segments)
+  string(REGEX MATCH "${hex}$" size "${segment}")
+  math(EXPR bytes "${bytes} + ${size}")
+endforeach()
+math(EXPR kib "${bytes} / 1024")
+string(REGEX REPLACE "[][]" "|" text "${text}")  # brackets would keep a list's elements together
+string(REGEX MATCHALL "NEEDED[^|]*.[^|]*" needed "${text}")
+list(TRANSFORM needed REPLACE "^NEEDED[^|]*." "")
+list(JOIN needed " " needed)
+get_filename_component(name ${LIBRARY} NAME)
+message("${name}: ${kib} KiB when loaded; needs ${needed}")
