@@ -86,6 +86,7 @@ BlockInfo Trie::InfoOf(uint32_t index) const {
   info.depth = static_cast<uint32_t>(node.depth);
   info.sequence = node.sequence;
   info.bytes = node.bytes;
+  info.run = {node.run_index, static_cast<uint32_t>(node.run_more) + 1};
   info.heat = node.heat;
   info.frequency = static_cast<uint32_t>(node.frequency);
   info.priority = static_cast<Priority>(node.priority);
@@ -121,22 +122,29 @@ void Trie::FreeSlot(uint32_t index) {
 
 // ---- Insert, find, match ----
 
-absl::Status Trie::CheckInsert(NodeRef parent, uint64_t bytes) const {
+absl::Status Trie::CheckInsert(NodeRef parent, uint64_t sequence, uint64_t bytes, const RunPlace& run) const {
   if (!IsLive(parent)) return Gone("parent");
   if (bytes > kMaxBlockBytes) {
     return base::MakeStatus(base::Code::kTooLarge, "bytes",
-                            "a block of " + std::to_string(bytes) + " bytes is above the limit of 2^40 - 1");
+                            "a record of " + std::to_string(bytes) + " bytes is above the limit of 2^34 - 1");
   }
   if (nodes_[parent.index].depth >= kMaxDepth) {
     return base::MakeStatus(base::Code::kTooLarge, "depth", "a chain has at most 2^24 - 1 blocks");
+  }
+  const Node& above = nodes_[parent.index];
+  const bool continues = above.sequence == sequence && above.run_index + uint64_t{1} == run.index &&
+                         above.run_more + uint64_t{1} == run.blocks && parent.index != 0;
+  if (run.blocks == 0 || run.blocks > kMaxRunBlocks || run.index >= run.blocks || (run.index > 0 && !continues)) {
+    return base::MakeStatus(base::Code::kInvalidState, "run", "does not go on from the parent's");
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
-                                          uint64_t tick, uint32_t expires_at, const BlockWorth& worth) {
+                                          uint64_t tick, uint32_t expires_at, const BlockWorth& worth,
+                                          const RunPlace& run) {
   if (!EnsureRoot()) return OutOfMemory();
-  if (absl::Status status = CheckInsert(parent, bytes); !status.ok()) return status;
+  if (absl::Status status = CheckInsert(parent, sequence, bytes, run); !status.ok()) return status;
   if (const uint32_t existing = FindIndex(key); existing != kNone) {
     if (nodes_[existing].parent == parent.index) return InsertResult{RefOf(existing), false};
     return base::MakeStatus(base::Code::kInvalidState, "key", "already stored under another parent");
@@ -160,6 +168,8 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   node.priority = static_cast<uint32_t>(worth.priority) & 3;
   node.bytes = bytes & kMaxBlockBytes;
   node.depth = (nodes_[parent.index].depth + 1) & kMaxDepth;
+  node.run_index = run.index & (kMaxRunBlocks - 1);
+  node.run_more = (run.blocks - 1) & (kMaxRunBlocks - 1);
   node.state = kLive;
   node.expires_at = EarlierExpiry(expires_at, nodes_[parent.index].expires_at);
   node.generation = generation;
@@ -213,10 +223,14 @@ MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) co
 
 // ---- Use and expiry ----
 
-// The insert counts as the first use.
+// The insert counts as the first use. A run's first block has the bytes of all; the others are worth what blocks of this
+// trie are worth in the mean, since all are of one layout.
 uint64_t Trie::HeatOf(const Node& node, uint64_t tick) const {
-  return options_.order->Heat({tick, static_cast<uint32_t>(node.frequency) + 1, static_cast<Priority>(node.priority),
-                               options_.block_cost, node.bytes});
+  const bool first = node.run_index == 0;
+  const uint64_t cost = first ? options_.block_cost * (node.run_more + 1) : options_.block_cost;
+  const uint64_t bytes = first ? node.bytes : live_bytes_ / live_count_;
+  return options_.order->Heat(
+      {tick, static_cast<uint32_t>(node.frequency) + 1, static_cast<Priority>(node.priority), cost, bytes});
 }
 
 bool Trie::Warm(NodeRef node, uint64_t tick, uint32_t uses) {
@@ -424,6 +438,13 @@ void Trie::UnlinkChild(uint32_t child) {
 std::optional<BlockInfo> Trie::Get(NodeRef node) const {
   if (!Exists(node)) return std::nullopt;
   return InfoOf(node.index);
+}
+
+BlockInfo Trie::FirstOfRun(const BlockInfo& block) const {
+  if (block.run.index == 0) return block;
+  uint32_t i = block.parent.index;
+  for (uint32_t steps = block.run.index - 1; steps > 0; --steps) i = nodes_[i].parent;
+  return InfoOf(i);
 }
 
 NodeRef Trie::Parent(NodeRef node) const { return Exists(node) ? RefOf(nodes_[node.index].parent) : NodeRef{}; }

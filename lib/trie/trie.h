@@ -25,6 +25,9 @@
 //       are 0.
 //   I8  The totals (blocks, bytes, leased bytes, dead bytes) equal the sums over the nodes.
 //   I9  No live block expires before next_expiry().
+//   I10 The blocks of one run (consecutive blocks of a chain that lie in one record) hang on one another from its first
+//       block on, without a gap: as leaves go first, what is left of a run is its beginning, and its record's bytes
+//       count at its first block, which goes last.
 #pragma once
 
 #include <cstdint>
@@ -60,14 +63,23 @@ struct NodeRef {
   }
 };
 
+// Where a block is in its run.
+struct RunPlace {
+  uint32_t index = 0;   // 0: the run's first block
+  uint32_t blocks = 1;  // of the whole run as it was stored; at most 64
+
+  friend bool operator==(const RunPlace&, const RunPlace&) = default;
+};
+
 // A copy of what the trie knows of one block.
 struct BlockInfo {
   NodeRef node;
   BlockKey key;
-  NodeRef parent;          // the root for a first block; no node for the root
-  uint32_t depth = 0;      // number of blocks up to and including this one; 0 for the root
-  uint64_t sequence = 0;   // of its placement in storage
-  uint64_t bytes = 0;      // payload bytes in storage
+  NodeRef parent;         // the root for a first block; no node for the root
+  uint32_t depth = 0;     // number of blocks up to and including this one; 0 for the root
+  uint64_t sequence = 0;  // of its run's placement in storage
+  uint64_t bytes = 0;     // of the run in storage, at its first block; 0 at the others
+  RunPlace run;
   uint64_t heat = 0;       // place in the order of eviction (eviction.h); plain LRU: the tick of the last use
   uint32_t frequency = 0;  // uses counted by Touch, and those known at the insert, saturating at 65535
   Priority priority = Priority::kNormal;
@@ -135,10 +147,11 @@ struct InsertResult {
 
 class Trie {
  public:
-  using Visitor = std::function<void(const BlockInfo&)>;  // must not call back into the trie
+  using Visitor = std::function<void(const BlockInfo&)>;  // may look into the trie, and must not change it
 
   static constexpr uint64_t kMaxTick = EvictionOrder::kMaxHeat;
-  static constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 40) - 1;  // 1 TiB
+  static constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 34) - 1;  // 16 GiB: of one record
+  static constexpr uint32_t kMaxRunBlocks = 64;
   static constexpr uint32_t kMaxDepth = (uint32_t{1} << 24) - 1;
 
   explicit Trie(const BlockKey& root_key, const TrieOptions& options = {});
@@ -153,9 +166,10 @@ class Trie {
   // change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block,
   // an expired one included (ExtendExpiry revives it).
   // Errors: kNotFound (field "parent": gone, dead), kNoSpace ("max_blocks": evict first), kOutOfMemory,
-  // kTooLarge ("bytes", "depth"), kInvalidState ("key": already there under another parent).
+  // kTooLarge ("bytes", "depth"), kInvalidState ("key": already there under another parent; "run": I10).
   absl::StatusOr<InsertResult> Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
-                                      uint64_t tick, uint32_t expires_at = 0, const BlockWorth& worth = {});
+                                      uint64_t tick, uint32_t expires_at = 0, const BlockWorth& worth = {},
+                                      const RunPlace& run = {});
 
   // The live block with this key; expiry is not looked at.
   std::optional<NodeRef> Find(const BlockKey& key) const;
@@ -201,6 +215,8 @@ class Trie {
 
   // Live or dead; nothing when the reference is stale.
   std::optional<BlockInfo> Get(NodeRef node) const;
+  // The first block of `block`'s run, itself perhaps; also for one that a visitor has just been told of.
+  BlockInfo FirstOfRun(const BlockInfo& block) const;
   bool IsLive(NodeRef node) const;
   // No node for the root, or for a stale reference. A dead block still knows its parent.
   NodeRef Parent(NodeRef node) const;
@@ -221,7 +237,7 @@ class Trie {
   uint64_t dead_count() const { return dead_count_; }
   uint64_t MemoryBytes() const;  // what the trie itself takes, this object included
 
-  // Checks I1 to I8; the message names the invariant and the node. For tests: visits everything.
+  // Checks I1 to I10; the message names the invariant and the node. For tests: visits everything.
   absl::Status Validate() const;
 
  private:
@@ -235,10 +251,12 @@ class Trie {
     uint64_t sequence;
     uint64_t heat : 48;
     uint64_t frequency : 16;
-    uint64_t bytes : 40;
+    uint64_t bytes : 34;
     uint64_t depth : 24;
-    uint32_t pins : 24;
-    uint32_t state : 4;  // State
+    uint64_t run_more : 6;  // blocks of its run after the first
+    uint32_t pins : 20;
+    uint32_t run_index : 6;
+    uint32_t state : 2;  // State
     uint32_t has_children : 1;
     uint32_t marked : 1;
     uint32_t priority : 2;  // Priority
@@ -253,7 +271,7 @@ class Trie {
   static_assert(sizeof(Node) == 80);
 
   enum State : uint32_t { kFree = 0, kLive = 1, kDead = 2 };
-  static constexpr uint32_t kMaxPins = (uint32_t{1} << 24) - 1;
+  static constexpr uint32_t kMaxPins = (uint32_t{1} << 20) - 1;
 
   bool Exists(NodeRef ref) const;
   NodeRef RefOf(uint32_t index) const;
@@ -261,7 +279,7 @@ class Trie {
   BlockKey KeyOf(const Node& node) const;
   uint32_t FindIndex(const BlockKey& key) const;
   bool FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, NodeRef* found) const;
-  absl::Status CheckInsert(NodeRef parent, uint64_t bytes) const;
+  absl::Status CheckInsert(NodeRef parent, uint64_t sequence, uint64_t bytes, const RunPlace& run) const;
   bool EnsureRoot();
 
   uint32_t TakeSlot();

@@ -38,6 +38,9 @@ absl::Status Trie::ValidateNode(uint32_t index) const {
     if (live && parent.heat < node.heat) return Broken("I3", index);
     const bool outlives = parent.expires_at != 0 && (node.expires_at == 0 || node.expires_at > parent.expires_at);
     if (live && outlives) return Broken("I4", index);
+    const bool continues = parent.sequence == node.sequence && parent.run_index + 1 == node.run_index &&
+                           parent.run_more == node.run_more && node.parent != 0 && node.bytes == 0;
+    if (node.run_index > node.run_more || (node.run_index > 0 && !continues)) return Broken("I10", index);
     const bool due = node.expires_at != 0 && (next_expiry_ == 0 || node.expires_at < next_expiry_);
     if (live && due) return Broken("I9", index);
     const bool in_heap = !node.has_children && node.child_or_heap != kNone;
