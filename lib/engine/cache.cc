@@ -282,13 +282,13 @@ absl::StatusOr<std::vector<std::byte>> Cache::GetAndWait(const storage::Key& key
   const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
   absl::StatusOr<StagingBuffer> staging = staging_->Acquire(bytes, -1, deadline);
   if (!staging.ok()) return staging.status();
-  auto read = std::make_shared<ReadOperation>(key, offset, *std::move(staging));
+  auto read = std::make_shared<ReadOperation>(key, offset, bytes, *std::move(staging));
   if (absl::Status status = read->Submit(*options_.storage, deadline); !status.ok()) return status;
   if (absl::Status status = read->Wait(deadline); !status.ok()) {
     read->Abandon();
     return status;
   }
-  const base::ByteView view = read->staging().view();
+  const base::ByteView view = read->bytes();
   return std::vector<std::byte>(view.begin(), view.end());
 }
 

@@ -22,7 +22,7 @@ absl::Status SubmitPatiently(storage::Storage& storage, const storage::Request& 
 absl::Status ReadOperation::Submit(storage::Storage& storage, Deadline deadline) {
   // The completion owns a reference of its own; it gives it back when it runs.
   auto* self = new std::shared_ptr<ReadOperation>(shared_from_this());
-  storage::Request request{storage::Get{key_, offset_, staging_.bytes()}, {&ReadOperation::Complete, self}};
+  storage::Request request{storage::Get{key_, offset_, bytes()}, {&ReadOperation::Complete, self}};
   absl::Status status = SubmitPatiently(storage, request, deadline);
   if (!status.ok()) delete self;
   return status;
@@ -51,7 +51,7 @@ void ReadOperation::Complete(void* user, const storage::Result& result) {
   base::MutexLock lock(self.mutex_);
   self.done_ = true;
   self.status_ = result.status;
-  if (result.status.ok() && result.bytes != self.staging_.size()) {
+  if (result.status.ok() && result.bytes != self.bytes_) {
     self.status_ = base::Corrupt("bytes", "the storage delivered fewer than it was asked for");
   }
   if (self.abandoned_) self.staging_.Reset();

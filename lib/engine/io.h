@@ -33,11 +33,19 @@ inline Deadline DeadlineAfterMs(uint64_t ms) { return base::DeadlineAfter(Patien
 // Submits, and while the storage's queue is full tries again every millisecond until `deadline` (kTimeout then).
 absl::Status SubmitPatiently(storage::Storage& storage, const storage::Request& request, Deadline deadline);
 
-// One ranged read into staging memory that it owns.
+// One ranged read into staging memory that it owns. Its bytes lie in the buffer as they lie in the record within a page,
+// where there is room for that: a storage that reads past the page cache then needs no copy of its own.
 class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
  public:
-  ReadOperation(storage::Key key, uint64_t offset, StagingBuffer staging)
-      : key_(key), offset_(offset), staging_(std::move(staging)) {}
+  // What `staging` must have for `bytes` from `offset` on, if there is as much; `bytes` will do.
+  static uint64_t RoomFor(uint64_t offset, uint64_t bytes) { return offset % kPageBytes + bytes; }
+
+  ReadOperation(storage::Key key, uint64_t offset, uint64_t bytes, StagingBuffer staging)
+      : key_(key),
+        offset_(offset),
+        bytes_(bytes),
+        begin_(staging.size() < RoomFor(offset, bytes) ? 0 : offset % kPageBytes),
+        staging_(std::move(staging)) {}
 
   absl::Status Submit(storage::Storage& storage, Deadline deadline);
   // The status of the read; kTimeout when it has not completed by `deadline`: wait again, or abandon it.
@@ -46,12 +54,17 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   // not be touched.
   void Abandon();
   StagingBuffer& staging() { return staging_; }
+  base::MutableBytes bytes() { return staging_.bytes().subspan(begin_, bytes_); }
 
  private:
+  static constexpr uint64_t kPageBytes = 4096;
+
   static void Complete(void* user, const storage::Result& result);
 
   const storage::Key key_;
   const uint64_t offset_;
+  const uint64_t bytes_;
+  const uint64_t begin_;  // in the staging memory
   StagingBuffer staging_;
   base::Mutex mutex_;
   base::CondVar done_changed_;

@@ -27,7 +27,7 @@ void FillBlocks(const NameSpace& space, trie::NodeRef deepest, MatchState* state
   for (const trie::NodeRef node : space.trie.Path(deepest)) {
     const std::optional<trie::BlockInfo> info = space.trie.Get(node);
     if (!info.has_value()) return;
-    state->blocks.push_back({node, info->key, info->sequence});
+    state->blocks.push_back({node, info->key, info->sequence, info->run});
   }
   state->matched_blocks = state->blocks.size();
 }

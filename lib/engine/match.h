@@ -42,6 +42,7 @@ struct MatchedBlock {
   trie::NodeRef node;
   base::BlockDigest key;
   uint64_t sequence = 0;
+  trie::RunPlace run;  // its record is that of the run's first block, `run.index` blocks before it
 };
 
 // Ends a lease when the last holder lets go.

@@ -139,11 +139,12 @@ absl::Status Cache::WriteNamespaceRecord(NameSpace& name_space, const format::Na
     base::MutexLock lock(mutex_);
     head.identity.sequence = NextSequence();
   }
-  head.slices = {{0, false, frame->size(), base::Checksum(base::AsBytes(*frame), head.identity.sequence)}};
+  head.slices = {{0, false, frame->size()}};
+  head.checksums = {base::Checksum(base::AsBytes(*frame), head.identity.sequence)};
   std::vector<std::byte> payload = format::EncodeHead(head);
   const base::ByteView body = base::AsBytes(*frame);
   payload.insert(payload.end(), body.begin(), body.end());
-  const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size()});
+  const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size(), {}});
   const uint64_t bytes = options_.storage->StoredBytes(payload.size(), meta.size());
   // The new record takes the older one's place, so only what it is larger by needs room: a namespace can be dropped
   // from a full store, whose space comes back only afterwards.

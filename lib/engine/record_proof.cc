@@ -19,21 +19,73 @@ absl::Status CheckIdentity(const format::RecordIdentity& stored, const format::R
   return absl::OkStatus();
 }
 
+// Extra keys are stored in ascending order of position, so those of the matched blocks come first; the next must lie
+// behind them.
+bool ExtraFits(base::ByteView stored, base::ByteView expected, uint64_t matched_tokens, bool whole) {
+  if (stored.size() < expected.size() || !std::ranges::equal(stored.first(expected.size()), expected)) return false;
+  const base::ByteView rest = stored.subspan(expected.size());
+  if (rest.empty()) return true;
+  return !whole && rest.size() >= sizeof(uint32_t) && base::LoadLittleEndian<uint32_t>(rest.data()) >= matched_tokens;
+}
+
+absl::Status CheckRunPrompt(const MatchState& match, const MatchedRun& run, const format::RecordHead& head) {
+  const NameSpace& space = *match.name_space;
+  if (head.blocks() != run.blocks) {
+    return base::MakeStatus(base::Code::kIdentityMismatch, "more", "a run of another length");
+  }
+  for (uint64_t i = 1; i < run.end - run.first; ++i) {
+    if (head.more[i - 1] == match.blocks[run.first + i].key) continue;
+    return base::MakeStatus(base::Code::kIdentityMismatch, "more", "another block's key");
+  }
+  const uint64_t first = space.BlockEnd(run.first), matched = space.BlockEnd(run.end - run.first);
+  if (head.tokens.size() != space.BlockEnd(run.blocks)) return base::Corrupt("tokens", "not those of whole blocks");
+  if (!std::ranges::equal(std::span(head.tokens).first(matched), match.prompt.Slice(first, matched)) ||
+      !ExtraFits(head.extra, match.prompt.Extra(first, matched), matched, run.is_whole())) {
+    return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
+
+MatchedRun RunOf(const MatchState& match, uint64_t block) {
+  const MatchedBlock& at = match.blocks[block];
+  MatchedRun run{block - at.run.index, block + 1, at.run.blocks};
+  while (run.end < match.blocks.size() && run.end - run.first < run.blocks &&
+         match.blocks[run.end].run.index == run.end - run.first && match.blocks[run.end].sequence == at.sequence) {
+    ++run.end;
+  }
+  return run;
+}
 
 std::vector<uint32_t> RowStreams(const layout::Layout& layout) {
   std::vector<uint32_t> streams;
   for (uint32_t i = 0; i < layout.streams().size(); ++i) {
     if (layout.stream(i).kind == layout::StreamKind::kRows) streams.push_back(i);
   }
+  std::ranges::stable_sort(streams, {}, [&](uint32_t i) { return layout.stream(i).layer; });
   return streams;
 }
 
-uint64_t BlockHeadBytes(const MatchState& match, uint64_t block) {
+uint64_t RunHeadBytes(const MatchState& match, const MatchedRun& run) {
   const NameSpace& space = *match.name_space;
-  const uint64_t block_tokens = space.facts.block_tokens;
-  return format::HeadBytes(block_tokens, match.prompt.Extra(block * block_tokens, block_tokens).size(),
-                           RowStreams(space.layout).size());
+  const uint64_t matched = space.BlockEnd(run.end - run.first);
+  return format::HeadBytes(space.BlockEnd(run.blocks), match.prompt.Extra(space.BlockEnd(run.first), matched).size(),
+                           RowStreams(space.layout).size(), run.blocks);
+}
+
+SliceTable ExpectedSlices(const MatchState& match, const MatchedRun& run) {
+  const layout::Layout& layout = match.name_space->layout;
+  SliceTable table;
+  table.sequence = match.blocks[run.first].sequence;
+  table.blocks = run.blocks;
+  uint64_t offset = RunHeadBytes(match, run);
+  for (const uint32_t stream : RowStreams(layout)) {
+    table.slices.push_back({stream, false, layout.StreamBlockBytes(stream)});
+    table.offsets.push_back(offset);
+    offset += table.slices.back().bytes * run.blocks;
+  }
+  return table;
 }
 
 uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& snapshot) {
@@ -43,7 +95,7 @@ uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& sn
   return format::HeadBytes(tail, match.prompt.Extra(first, tail).size(), space.layout.streams().size());
 }
 
-absl::Status ProveBlockHead(const MatchState& match, uint64_t block, base::ByteView bytes, SliceTable* table) {
+absl::Status ProveRunHead(const MatchState& match, const MatchedRun& run, base::ByteView bytes, SliceTable* table) {
   const NameSpace& space = *match.name_space;
   const std::vector<uint32_t> row_streams = RowStreams(space.layout);
   absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
@@ -51,16 +103,12 @@ absl::Status ProveBlockHead(const MatchState& match, uint64_t block, base::ByteV
   format::RecordIdentity expected;
   expected.kind = format::RecordKind::kBlock;
   expected.name_space = match.life;
-  expected.sequence = match.blocks[block].sequence;
-  expected.position = space.BlockEnd(block + 1);
-  expected.key = match.blocks[block].key;
-  expected.parent = match.BoundaryKey(block);
+  expected.sequence = match.blocks[run.first].sequence;
+  expected.position = space.BlockEnd(run.first + 1);
+  expected.key = match.blocks[run.first].key;
+  expected.parent = match.BoundaryKey(run.first);
   if (absl::Status status = CheckIdentity(head->identity, expected); !status.ok()) return status;
-  const uint64_t first = space.BlockEnd(block);
-  if (!std::ranges::equal(head->tokens, match.prompt.Slice(first, space.facts.block_tokens)) ||
-      head->extra != match.prompt.Extra(first, space.facts.block_tokens)) {
-    return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
-  }
+  if (absl::Status status = CheckRunPrompt(match, run, *head); !status.ok()) return status;
   if (head->slices.size() != row_streams.size()) return base::Corrupt("slices", "not one for each rows stream");
   SliceTable proven;
   uint64_t offset = bytes.size();
@@ -73,10 +121,12 @@ absl::Status ProveBlockHead(const MatchState& match, uint64_t block, base::ByteV
       return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit the layout");
     }
     proven.offsets.push_back(offset);
-    offset += slice.bytes;
+    offset += slice.bytes * run.blocks;
   }
   proven.sequence = head->identity.sequence;
+  proven.blocks = run.blocks;
   proven.slices = std::move(head->slices);
+  proven.checksums = std::move(head->checksums);
   *table = std::move(proven);
   return absl::OkStatus();
 }
@@ -119,12 +169,13 @@ absl::Status ProveSnapshotHead(const MatchState& match, const trie::SnapshotInfo
   }
   proven.sequence = head->identity.sequence;
   proven.slices = std::move(head->slices);
+  proven.checksums = std::move(head->checksums);
   *table = std::move(proven);
   return absl::OkStatus();
 }
 
-absl::Status ProveSlice(const SliceTable& table, size_t slice, base::ByteView bytes) {
-  if (base::Checksum(bytes, table.sequence) == table.slices[slice].checksum) return absl::OkStatus();
+absl::Status ProveSlice(const SliceTable& table, size_t slice, uint64_t block, base::ByteView bytes) {
+  if (base::Checksum(bytes, table.sequence) == table.checksums[slice * table.blocks + block]) return absl::OkStatus();
   return base::Corrupt("slice", "checksum differs");
 }
 

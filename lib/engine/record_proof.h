@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Proof that what was read is what a match promised: a record's head against the index (life of the namespace,
-// placement, key, parent) and against the prompt (token ids, extra keys), a slice's bytes against the head's checksum.
+// placement, keys, parent) and against the prompt (token ids, extra keys), a slice's bytes against the head's checksum.
 //
 // Thread rule: pure functions.
 //
@@ -19,26 +19,42 @@
 
 namespace kvstrata::core::engine {
 
-// What is proven of a record once its head has been read.
+// The part of a stored run that a match has found. Blocks are counted along the match's chain.
+struct MatchedRun {
+  uint64_t first = 0;   // the run's first block
+  uint64_t end = 0;     // behind the last one that was matched
+  uint64_t blocks = 1;  // of the whole run as it is stored
+
+  bool is_whole() const { return end - first == blocks; }
+};
+// The run of a block of the match.
+MatchedRun RunOf(const MatchState& match, uint64_t block);
+
+// What is proven of a record once its head has been read; or, before it has, where everything must be.
 struct SliceTable {
   uint64_t sequence = 0;
+  uint64_t blocks = 1;  // of the run
   std::vector<format::Slice> slices;
-  std::vector<uint64_t> offsets;  // bytes from the record's beginning
+  std::vector<uint64_t> offsets;    // of each slice's first block: bytes from the record's beginning
+  std::vector<uint64_t> checksums;  // of slice i's block b: [i * blocks + b]
 };
 
-// A layout's rows streams, in the order of a block's slices.
+// A layout's rows streams, in the order of a run's slices: by layer, so that what an engine needs first comes first.
 std::vector<uint32_t> RowStreams(const layout::Layout& layout);
 
-// The size of a head follows from what it must say.
-uint64_t BlockHeadBytes(const MatchState& match, uint64_t block);
+// The size of a head follows from what it must say. Where a run was not matched to its end it may be larger: what is
+// not matched may have extra keys.
+uint64_t RunHeadBytes(const MatchState& match, const MatchedRun& run);
 uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& snapshot);
+// Where the slices must be when every stream is there; without checksums.
+SliceTable ExpectedSlices(const MatchState& match, const MatchedRun& run);
 
 // kCorrupt and kFormatTooNew: the bytes are wrong. kInvalidState: another placement. kIdentityMismatch: of another
 // prefix. *table is untouched then.
-absl::Status ProveBlockHead(const MatchState& match, uint64_t block, base::ByteView bytes, SliceTable* table);
+absl::Status ProveRunHead(const MatchState& match, const MatchedRun& run, base::ByteView bytes, SliceTable* table);
 absl::Status ProveSnapshotHead(const MatchState& match, const trie::SnapshotInfo& snapshot, base::ByteView bytes,
                                SliceTable* table);
-// The bytes of a slice that is not absent.
-absl::Status ProveSlice(const SliceTable& table, size_t slice, base::ByteView bytes);
+// The bytes that a slice which is not absent has of one block of the run.
+absl::Status ProveSlice(const SliceTable& table, size_t slice, uint64_t block, base::ByteView bytes);
 
 }  // namespace kvstrata::core::engine

@@ -131,7 +131,7 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::Re
   if (!head.ok()) return head.status();
   const base::ByteView frame = view.subspan(head_bytes);
   if (head->identity != meta.identity || head->slices.size() != 1 || head->slices[0].bytes != frame.size() ||
-      head->slices[0].checksum != base::Checksum(frame, meta.identity.sequence)) {
+      head->checksums[0] != base::Checksum(frame, meta.identity.sequence)) {
     return base::Corrupt("namespace", "its head does not fit its bytes");
   }
   const absl::StatusOr<std::string> plain = codec::DecodeMeta(base::AsText(frame), codec::kMaxMetaBytes);
@@ -228,7 +228,7 @@ absl::Status Cache::StartEpoch(uint64_t newest_sequence) {
   head.identity.sequence = epoch << kEpochShift;
   head.identity.position = epoch;
   const std::vector<std::byte> payload = format::EncodeHead(head);
-  const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size()});
+  const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size(), {}});
   if (absl::Status status = PutAndWait(KeyOf(head.identity), payload, meta); !status.ok()) return status;
   if (options_.storage->capabilities().durable_sync) {
     if (absl::Status status = options_.storage->Sync(); !status.ok()) return status;

@@ -86,7 +86,11 @@ absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& ma
 RestorePlan::RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options)
     : match_(std::move(match)),
       options_(std::move(options)),
-      row_streams_(RowStreams(match_->name_space->layout)),
+      sizes_known_(std::ranges::none_of(match_->name_space->layout.streams(),
+                                        [](const layout::Stream& stream) {
+                                          return stream.kind == layout::StreamKind::kRows &&
+                                                 (stream.flags & layout::kOptional) != 0;
+                                        })),
       destinations_(match_, options_.stream) {}
 
 RestorePlan::~RestorePlan() { Cancel(); }
@@ -256,6 +260,7 @@ void RestorePlan::Run() {
       return Finish(cancelled ? RestoreState::kCancelled : RestoreState::kFailed, failure->status);
     }
     Shorten(*failure);
+    layers_told_ = 0;
     LayersReady(0);
   }
   LayersReady(layers_.size());
@@ -276,11 +281,25 @@ std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
     if (auto failure = ReadSnapshotHead(); failure.has_value()) return failure;
   }
   if (auto failure = CheckDestinations(); failure.has_value()) return failure;
-  const layout::Layout& layout = match_->name_space->layout;
-  // A block with optional rows streams has no size of its own, so it cannot be read in one piece.
-  const bool sizes_known =
-      std::ranges::none_of(row_streams_, [&](uint32_t i) { return (layout.stream(i).flags & layout::kOptional) != 0; });
-  return options_.early_release || !sizes_known ? AttemptByLayers() : AttemptByBlocks();
+  std::vector<SourceRecord> records = RunRecords();
+  if (auto failure = ReadUncertainHeads(&records); failure.has_value()) return failure;
+  if (plan_.snapshot.has_value()) records.push_back(SnapshotRecord());
+  // A fourth of a small staging memory, so that there is more than one read at a time.
+  const uint64_t most_bytes = std::clamp<uint64_t>(match_->cache->staging()->capacity() / 4, 1, kReadBytes);
+  const ReadShape shape{options_.early_release, most_bytes};
+  std::vector<RecordRead> reads;
+  for (size_t i = 0; i < records.size(); ++i) AddReads(i, records[i], WantedOf(records[i]), shape, &reads);
+  if (options_.early_release) OrderForEarlyRelease(&reads);
+  const auto make = [&](size_t i) {
+    Read read = ReadOf(records[reads[i].record]);
+    read.offset = reads[i].offset;
+    read.bytes = reads[i].bytes;
+    read.use = [this, planned = &reads[i], record = &records[reads[i].record]](base::MutableBytes bytes, Fault* fault) {
+      return UseRead(*planned, record, bytes, fault);
+    };
+    return read;
+  };
+  return RunReads(reads.size(), make, [&](size_t i) { ReadUsed(records, reads, i); });
 }
 
 // The destinations were checked against the plan that they were made for. One made anew for a shorter length may need
@@ -293,147 +312,163 @@ std::optional<RestorePlan::Failure> RestorePlan::CheckDestinations() const {
     if (!segment.has_value()) continue;
     absl::Status status = destinations_.CheckCovered(*segment);
     if (status.ok()) continue;
-    return Failure{plan_.snapshot.has_value() ? Failure::Kind::kUncovered : Failure::Kind::kStopped, 0,
-                   std::move(status)};
+    return Failure{
+        plan_.snapshot.has_value() ? Failure::Kind::kUncovered : Failure::Kind::kStopped, {}, std::move(status)};
   }
   return std::nullopt;
 }
 
-std::optional<RestorePlan::Failure> RestorePlan::AttemptByBlocks() {
-  const layout::Layout& layout = match_->name_space->layout;
-  const uint64_t first = std::max(plan_.read_blocks_from, proven_blocks_);
-  const uint64_t count = plan_.read_blocks_to > first ? plan_.read_blocks_to - first : 0;
-  const auto make = [&](size_t i) {
-    Read read;
-    read.block = first + i;
-    read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
-    read.bytes = BlockHeadBytes(*match_, read.block) + layout.BlockBytes(/*include_draft=*/true);
-    read.use = [this, block = read.block](base::MutableBytes bytes) -> absl::Status {
-      SliceTable table;
-      if (absl::Status status = ProveBlockHead(*match_, block, bytes.first(BlockHeadBytes(*match_, block)), &table);
-          !status.ok()) {
-        return status;
-      }
-      for (size_t slice = 0; slice < row_streams_.size(); ++slice) {
-        const RowRange range = BlockRange(row_streams_[slice], block, 1);
-        const base::MutableBytes rows = bytes.subspan(table.offsets[slice], table.slices[slice].bytes);
-        if (absl::Status status = UseSlice(table, slice, rows, range); !status.ok()) return status;
-      }
-      proven_blocks_ = block + 1;
-      return absl::OkStatus();
-    };
-    return read;
-  };
-  if (auto failure = RunReads(count, make); failure.has_value()) return failure;
-  std::vector<uint32_t> streams;
-  for (uint32_t i = 0; i < layout.streams().size(); ++i) {
-    if (Selected(i)) streams.push_back(i);
+// The runs of the plan's blocks. Where everything has its place in a run that was matched whole, its head is read with
+// its first rows.
+std::vector<SourceRecord> RestorePlan::RunRecords() const {
+  std::vector<SourceRecord> records;
+  const uint64_t proven = options_.early_release ? 0 : proven_blocks_;
+  for (uint64_t block = std::max(plan_.read_blocks_from, proven); block < plan_.read_blocks_to;) {
+    SourceRecord record;
+    record.run = RunOf(*match_, block);
+    record.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[record.run.first].key)};
+    record.from = block;
+    record.to = std::min(record.run.end, plan_.read_blocks_to);
+    record.head_bytes = RunHeadBytes(*match_, record.run);
+    record.table = ExpectedSlices(*match_, record.run);
+    block = record.to;
+    records.push_back(std::move(record));
   }
-  return RestoreSnapshot(streams);
+  return records;
 }
 
-std::optional<RestorePlan::Failure> RestorePlan::AttemptByLayers() {
+SourceRecord RestorePlan::SnapshotRecord() const {
+  const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
+  const uint64_t depth = snapshot.position / match_->name_space->facts.block_tokens;
+  SourceRecord record;
+  record.snapshot = true;
+  record.key = {
+      format::MakeRecordKey(format::RecordKind::kSnapshot,
+                            format::SnapshotKey(match_->BoundaryKey(depth), snapshot.position, snapshot.tail_digest))};
+  record.table = snapshot_table_;
+  return record;
+}
+
+std::vector<WantedSlice> RestorePlan::WantedOf(const SourceRecord& record) const {
   const layout::Layout& layout = match_->name_space->layout;
-  const uint64_t first = plan_.read_blocks_from;
-  const uint64_t count = plan_.read_blocks_to > first ? plan_.read_blocks_to - first : 0;
-  std::vector<SliceTable> tables(count);
-  const auto make_head = [&](size_t i) {
-    Read read;
-    read.block = first + i;
-    read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
-    read.bytes = BlockHeadBytes(*match_, read.block);
-    read.use = [this, block = read.block, table = &tables[i]](base::MutableBytes bytes) {
-      return ProveBlockHead(*match_, block, bytes, table);
-    };
-    return read;
-  };
-  if (auto failure = RunReads(count, make_head); failure.has_value()) return failure;
-  for (size_t ready = 0; ready < layers_.size(); ++ready) {
-    std::vector<uint32_t> streams;
-    for (uint32_t i = 0; i < layout.streams().size(); ++i) {
-      if (Selected(i) && layout.stream(i).layer == layers_[ready]) streams.push_back(i);
+  std::vector<WantedSlice> wanted;
+  for (uint32_t i = 0; i < record.table.slices.size(); ++i) {
+    const format::Slice& slice = record.table.slices[i];
+    const layout::Stream& stream = layout.stream(slice.stream);
+    if (slice.absent || !Selected(slice.stream) || !destinations_.Has(slice.stream)) continue;
+    if (record.snapshot) {
+      // Below a later block's rows, those of the snapshot's open block are in place already.
+      const bool is_rows = stream.kind == layout::StreamKind::kRows;
+      if (is_rows && plan_.snapshot->position / layout.block_tokens() != plan_.read_blocks_to) continue;
+      if (slice.bytes == 0 && !stream.is_variable()) continue;
     }
-    for (size_t slice = 0; slice < row_streams_.size(); ++slice) {
-      const uint32_t stream = row_streams_[slice];
-      if (std::ranges::find(streams, stream) == streams.end() || !destinations_.Has(stream)) continue;
-      const auto make_slice = [&](size_t i) {
-        Read read;
-        read.block = first + i;
-        read.key = {format::MakeRecordKey(format::RecordKind::kBlock, match_->blocks[read.block].key)};
-        read.offset = tables[i].offsets[slice];
-        read.bytes = tables[i].slices[slice].bytes;
-        read.use = [this, slice, block = read.block, table = &tables[i]](base::MutableBytes bytes) {
-          return UseSlice(*table, slice, bytes, BlockRange(row_streams_[slice], block, 1));
-        };
-        return read;
-      };
-      if (auto failure = RunReads(count, make_slice); failure.has_value()) return failure;
-    }
-    if (auto failure = RestoreSnapshot(streams); failure.has_value()) return failure;
-    if (options_.early_release && ready + 1 < layers_.size()) LayersReady(ready + 1);
+    wanted.push_back({i, stream.layer});
   }
-  return std::nullopt;
+  return wanted;
+}
+
+RestorePlan::Read RestorePlan::ReadOf(const SourceRecord& record) const {
+  Read read;
+  read.key = record.key;
+  read.snapshot = record.snapshot;
+  read.fault = {record.from, record.run.first};
+  return read;
 }
 
 std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
   const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
-  const uint64_t depth = snapshot.position / match_->name_space->facts.block_tokens;
   const auto make = [&](size_t) {
-    Read read;
-    read.snapshot = true;
-    read.key = {format::MakeRecordKey(
-        format::RecordKind::kSnapshot,
-        format::SnapshotKey(match_->BoundaryKey(depth), snapshot.position, snapshot.tail_digest))};
+    Read read = ReadOf(SnapshotRecord());
     read.bytes = SnapshotHeadBytes(*match_, snapshot);
-    read.use = [&](base::MutableBytes bytes) { return ProveSnapshotHead(*match_, snapshot, bytes, &snapshot_table_); };
-    return read;
-  };
-  return RunReads(1, make);
-}
-
-std::optional<RestorePlan::Failure> RestorePlan::RestoreSnapshot(const std::vector<uint32_t>& streams) {
-  if (!plan_.snapshot.has_value()) return std::nullopt;
-  const layout::Layout& layout = match_->name_space->layout;
-  const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
-  const uint64_t depth = snapshot.position / layout.block_tokens();
-  std::vector<uint32_t> wanted;
-  for (const uint32_t stream : streams) {
-    const bool is_rows = layout.stream(stream).kind == layout::StreamKind::kRows;
-    // Below a later block's rows, those of the snapshot's open block are in place already.
-    if (is_rows && depth != plan_.read_blocks_to) continue;
-    const format::Slice& slice = snapshot_table_.slices[stream];
-    if (destinations_.Has(stream) && !slice.absent && (slice.bytes > 0 || layout.stream(stream).is_variable())) {
-      wanted.push_back(stream);
-    }
-  }
-  const auto make = [&](size_t i) {
-    const uint32_t stream = wanted[i];
-    Read read;
-    read.snapshot = true;
-    read.key = {format::MakeRecordKey(
-        format::RecordKind::kSnapshot,
-        format::SnapshotKey(match_->BoundaryKey(depth), snapshot.position, snapshot.tail_digest))};
-    read.offset = snapshot_table_.offsets[stream];
-    read.bytes = snapshot_table_.slices[stream].bytes;
-    const RowRange range = layout.stream(stream).kind == layout::StreamKind::kRows
-                               ? OpenRange(stream, snapshot.position)
-                               : StateRange(stream, snapshot.position);
-    read.use = [this, stream, range](base::MutableBytes bytes) {
-      return UseSlice(snapshot_table_, stream, bytes, range);
+    read.use = [&](base::MutableBytes bytes, Fault*) {
+      return ProveSnapshotHead(*match_, snapshot, bytes, &snapshot_table_);
     };
     return read;
   };
-  return RunReads(wanted.size(), make);
+  return RunReads(1, make, nullptr);
 }
 
-// Proves a slice, and moves it where its stream has a destination.
-absl::Status RestorePlan::UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes,
-                                   const RowRange& range) {
-  const format::Slice& entry = table.slices[slice];
-  if (entry.absent) return absl::OkStatus();
-  if (absl::Status status = ProveSlice(table, slice, bytes); !status.ok()) return status;
-  if (!Selected(entry.stream) || !destinations_.Has(entry.stream)) return absl::OkStatus();
-  return destinations_.Write(entry.stream, range, bytes);
+// Heads of runs whose slices may lie elsewhere than expected: some optional stream may be absent, or blocks that were
+// not matched have extra keys, which make the head larger.
+std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<SourceRecord>* records) {
+  std::vector<SourceRecord*> left, larger;
+  for (SourceRecord& record : *records) {
+    if (!sizes_known_ || !record.run.is_whole()) left.push_back(&record);
+  }
+  for (const bool again : {false, true}) {
+    const auto make = [&](size_t i) {
+      Read read = ReadOf(*left[i]);
+      read.bytes = left[i]->head_bytes;
+      read.use = [&, record = left[i]](base::MutableBytes bytes, Fault*) -> absl::Status {
+        const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(bytes.first(format::kHeadPrefixBytes));
+        if (!size.ok()) return size.status();
+        if (*size > bytes.size()) {
+          if (again) return base::Corrupt("head_bytes", "another one than before");
+          record->head_bytes = *size;
+          larger.push_back(record);
+          return absl::OkStatus();
+        }
+        record->head_bytes = 0;
+        return ProveRunHead(*match_, record->run, bytes.first(*size), &record->table);
+      };
+      return read;
+    };
+    if (auto failure = RunReads(left.size(), make, nullptr); failure.has_value()) return failure;
+    left = std::move(larger);
+    larger.clear();
+  }
+  return std::nullopt;
+}
+
+absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes,
+                                  Fault* fault) {
+  if (planned.has_head) {
+    const base::ByteView head = bytes.first(record->head_bytes);
+    if (absl::Status status = ProveRunHead(*match_, record->run, head, &record->table); !status.ok()) return status;
+  }
+  for (const ReadPart& part : planned.parts) {
+    const uint64_t part_bytes = (part.to - part.from) * record->table.slices[part.slice].bytes;
+    absl::Status status = UsePart(*record, part, bytes.subspan(part.offset, part_bytes), fault);
+    if (!status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Proves what one stream has of each block, then moves all of it to its destination.
+absl::Status RestorePlan::UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+                                  Fault* fault) {
+  const format::Slice& slice = record.table.slices[part.slice];
+  for (uint64_t block = part.from; block < part.to; ++block) {
+    const base::ByteView rows = bytes.subspan((block - part.from) * slice.bytes, slice.bytes);
+    absl::Status status = ProveSlice(record.table, part.slice, block, rows);
+    if (status.ok()) continue;
+    // The record stays, for the blocks before it.
+    *fault = {record.run.first + block, record.run.first + block};
+    return status;
+  }
+  if (!record.snapshot) {
+    return destinations_.Write(slice.stream,
+                               BlockRange(slice.stream, record.run.first + part.from, part.to - part.from), bytes);
+  }
+  const uint64_t position = plan_.snapshot->position;
+  const bool is_rows = match_->name_space->layout.stream(slice.stream).kind == layout::StreamKind::kRows;
+  return destinations_.Write(slice.stream,
+                             is_rows ? OpenRange(slice.stream, position) : StateRange(slice.stream, position), bytes);
+}
+
+// Reads are used in order: what comes next tells what is complete.
+void RestorePlan::ReadUsed(const std::vector<SourceRecord>& records, const std::vector<RecordRead>& reads,
+                           size_t used) {
+  const RecordRead* next = used + 1 < reads.size() ? &reads[used + 1] : nullptr;
+  if (!options_.early_release) {
+    const SourceRecord& record = records[reads[used].record];
+    if (!record.snapshot && (next == nullptr || next->record != reads[used].record)) proven_blocks_ = record.to;
+    return;
+  }
+  // Each is told of, also where several come at once; the last one with the restore itself.
+  const auto behind = next == nullptr ? layers_.end() : std::ranges::lower_bound(layers_, next->layer);
+  const auto ready = std::min<uint64_t>(static_cast<uint64_t>(behind - layers_.begin()), layers_.size() - 1);
+  while (layers_told_ < ready) LayersReady(++layers_told_);
 }
 
 // Waits in short pieces, so that a cancel or a close is noticed while a storage is stuck.
@@ -452,19 +487,21 @@ absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read
                                                                       Deadline deadline) {
   Cache& cache = *match_->cache;
   StagingPool& pool = *cache.staging();
+  uint64_t room = ReadOperation::RoomFor(read.offset, read.bytes);
+  if (room > pool.capacity()) room = read.bytes;
   absl::StatusOr<StagingBuffer> staging =
-      may_wait
-          ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(read.bytes, destinations_.device(), piece); })
-          : pool.TryAcquire(read.bytes, destinations_.device());
+      may_wait ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(room, destinations_.device(), piece); })
+               : pool.TryAcquire(room, destinations_.device());
   if (!staging.ok()) return staging.status();
-  auto operation = std::make_shared<ReadOperation>(read.key, read.offset, *std::move(staging));
+  auto operation = std::make_shared<ReadOperation>(read.key, read.offset, read.bytes, *std::move(staging));
   const absl::Status status =
       InPieces(deadline, [&](Deadline piece) { return operation->Submit(cache.storage(), piece); });
   if (!status.ok()) return StorageFailure(status);
   return operation;
 }
 
-std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const std::function<Read(size_t)>& make) {
+std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const std::function<Read(size_t)>& make,
+                                                          const std::function<void(size_t)>& used) {
   struct InFlight {
     Read read;
     std::shared_ptr<ReadOperation> operation;
@@ -475,39 +512,49 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
       for (InFlight& left : *this) left.operation->Abandon();
     }
   } in_flight;
-  const auto fail = [this](const Read& read, absl::Status status) {
+  const auto fail = [this](const Read& read, const Fault& fault, absl::Status status) {
     if (auto stopped = CheckStopped(); stopped.has_value()) return *stopped;
-    return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, read.block, std::move(status)};
+    return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, fault, std::move(status)};
   };
   const uint64_t io_timeout_ms = match_->cache->options().io_timeout_ms;
-  for (size_t next = 0; next < count || !in_flight.empty();) {
-    if (auto stopped = CheckStopped(); stopped.has_value()) return stopped;
+  size_t next = 0;
+  const auto fill = [&](bool may_wait) -> std::optional<Failure> {
     while (next < count && in_flight.size() < kReadsInFlight) {
       Read read = make(next);
       const Deadline deadline = std::min(deadline_, DeadlineAfterMs(io_timeout_ms));
-      absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, in_flight.empty(), deadline);
-      // What is in flight gives its memory back first.
-      if (base::CodeOf(operation.status()) == base::Code::kBusy && !in_flight.empty()) break;
-      if (!operation.ok()) return fail(read, operation.status());
+      const bool waits = may_wait && in_flight.empty();
+      absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, waits, deadline);
+      // What is in flight, or being used, gives its memory back first.
+      if (base::CodeOf(operation.status()) == base::Code::kBusy && !waits) break;
+      if (!operation.ok()) return fail(read, read.fault, operation.status());
       in_flight.push_back({std::move(read), *std::move(operation), deadline});
       ++next;
     }
-    const Read& read = in_flight.front().read;
-    ReadOperation& operation = *in_flight.front().operation;
+    return std::nullopt;
+  };
+  for (size_t i = 0; i < count; ++i) {
+    if (auto stopped = CheckStopped(); stopped.has_value()) return stopped;
+    if (auto failure = fill(/*may_wait=*/true); failure.has_value()) return failure;
     const Deadline deadline = in_flight.front().deadline;
-    const absl::Status waited = InPieces(deadline, [&](Deadline piece) { return operation.Wait(piece); });
-    if (!waited.ok()) return fail(read, StorageFailure(waited));
+    const absl::Status waited =
+        InPieces(deadline, [&](Deadline piece) { return in_flight.front().operation->Wait(piece); });
+    if (!waited.ok()) return fail(in_flight.front().read, in_flight.front().read.fault, StorageFailure(waited));
+    const InFlight done = std::move(in_flight.front());
+    in_flight.pop_front();
+    // The next read is on its way while this one's bytes are proven and moved: the drive is not to wait for that.
+    if (auto failure = fill(/*may_wait=*/false); failure.has_value()) return failure;
     {
       base::MutexLock lock(mutex_);
-      result_.bytes_read += read.bytes;
+      result_.bytes_read += done.read.bytes;
     }
-    absl::Status status = read.use(operation.staging().bytes());
-    if (destinations_.unfinished()) operation.staging().Forfeit();
+    Fault fault = done.read.fault;
+    absl::Status status = done.read.use(done.operation->bytes(), &fault);
+    if (destinations_.unfinished()) done.operation->staging().Forfeit();
     if (!status.ok()) {
-      if (IsRecordFault(status)) return fail(read, status);
-      return Failure{Failure::Kind::kStopped, 0, status};
+      if (IsRecordFault(status)) return fail(done.read, fault, status);
+      return Failure{Failure::Kind::kStopped, {}, status};
     }
-    in_flight.pop_front();
+    if (used) used(i);
   }
   return std::nullopt;
 }
@@ -519,7 +566,7 @@ std::optional<RestorePlan::Failure> RestorePlan::CheckStopped() {
     stopped = cancelled_;
   }
   if (!stopped && match_->cache->CheckUsable().ok()) return std::nullopt;
-  return Failure{Failure::Kind::kStopped, 0, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled or closed")};
+  return Failure{Failure::Kind::kStopped, {}, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled or closed")};
 }
 
 // Makes the plan anew without what failed.
@@ -533,8 +580,8 @@ void RestorePlan::Shorten(const Failure& failure) {
     Forget(failure);
   }
   if (failure.kind == Failure::Kind::kBlock) {
-    usable_blocks_ = std::min(usable_blocks_, failure.block);
-    proven_blocks_ = std::min(proven_blocks_, failure.block);
+    usable_blocks_ = std::min(usable_blocks_, failure.fault.block);
+    proven_blocks_ = std::min(proven_blocks_, failure.fault.block);
   } else {
     unusable_snapshots_[plan_.snapshot->id] = true;
   }
@@ -551,7 +598,7 @@ void RestorePlan::Forget(const Failure& failure) {
     base::MutexLock lock(match_->cache->mutex());
     NameSpace& space = *match_->name_space;
     if (failure.kind == Failure::Kind::kBlock) {
-      const MatchedBlock& block = match_->blocks[failure.block];
+      const MatchedBlock& block = match_->blocks[failure.fault.forget];
       const std::optional<trie::BlockInfo> info = space.trie.Get(block.node);
       if (info.has_value() && !info->dead && info->sequence == block.sequence) {
         match_->cache->DetachBlock(space, block.node, &removals);

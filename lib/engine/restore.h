@@ -27,6 +27,7 @@
 #include "lib/engine/io.h"
 #include "lib/engine/match.h"
 #include "lib/engine/record_proof.h"
+#include "lib/engine/restore_reads.h"
 
 namespace kvstrata::core::engine {
 
@@ -77,11 +78,17 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   void Release();
 
  private:
+  // Where a run is at fault: usable is what lies before `block`, and `forget` is the first that the index must not
+  // promise any more. They differ where a whole record is at fault of which the caller holds the first rows itself.
+  struct Fault {
+    uint64_t block = 0;
+    uint64_t forget = 0;
+  };
   // How one attempt at a plan ended, when it did not succeed.
   struct Failure {
     // kUncovered: the plan's snapshot has rows that the destinations have no place for.
     enum class Kind { kBlock, kSnapshot, kUncovered, kStopped } kind = Kind::kStopped;
-    uint64_t block = 0;
+    Fault fault;
     absl::Status status;
   };
   // One read: a range of one record, and what to do with its bytes when they are there.
@@ -89,9 +96,9 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
     storage::Key key;
     uint64_t offset = 0;
     uint64_t bytes = 0;
-    uint64_t block = 0;     // which block it belongs to
-    bool snapshot = false;  // or to the snapshot
-    std::function<absl::Status(base::MutableBytes)> use;
+    bool snapshot = false;  // else of a run
+    Fault fault;            // when it fails; `use` may say it more closely
+    std::function<absl::Status(base::MutableBytes, Fault*)> use;
   };
 
   RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options);
@@ -106,11 +113,18 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   void RunSafely();
   std::optional<Failure> Attempt();
   std::optional<Failure> CheckDestinations() const;
-  std::optional<Failure> AttemptByBlocks();
-  std::optional<Failure> AttemptByLayers();
-  std::optional<Failure> RestoreSnapshot(const std::vector<uint32_t>& streams);
+  std::vector<SourceRecord> RunRecords() const;
+  SourceRecord SnapshotRecord() const;
+  std::vector<WantedSlice> WantedOf(const SourceRecord& record) const;
   std::optional<Failure> ReadSnapshotHead();
-  std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make);
+  std::optional<Failure> ReadUncertainHeads(std::vector<SourceRecord>* records);
+  Read ReadOf(const SourceRecord& record) const;
+  absl::Status UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes, Fault* fault);
+  absl::Status UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes, Fault* fault);
+  void ReadUsed(const std::vector<SourceRecord>& records, const std::vector<RecordRead>& reads, size_t used);
+  // `used` is told of each read once its bytes have been used, in order.
+  std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make,
+                                  const std::function<void(size_t)>& used);
   template <typename Step>
   auto InPieces(Deadline deadline, const Step& step);
   absl::StatusOr<std::shared_ptr<ReadOperation>> BeginRead(const Read& read, bool may_wait, Deadline deadline);
@@ -123,11 +137,9 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   void SignalGiven();
   bool MustWait(uint64_t layers) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  absl::Status UseSlice(const SliceTable& table, size_t slice, base::MutableBytes bytes, const RowRange& range);
-
   const std::shared_ptr<MatchState> match_;
   const RestoreOptions options_;
-  const std::vector<uint32_t> row_streams_;  // layout's rows streams, in record order
+  const bool sizes_known_;  // a run with optional rows streams has no size of its own
   std::vector<Segment> segments_;
   Destinations destinations_;
   std::vector<uint32_t> layers_;  // ascending layer numbers that have selected streams
@@ -139,7 +151,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   uint64_t usable_limit_ = 0;  // a plan made anew promises no more
   std::vector<bool> unusable_snapshots_;
   SliceTable snapshot_table_;
-  uint64_t proven_blocks_ = 0;  // blocks before it are in the destinations already
+  uint64_t proven_blocks_ = 0;  // without early release: blocks before it are in the destinations already
+  uint64_t layers_told_ = 0;    // with early release: that are ready, in this attempt
   bool shortened_ = false;
 
   mutable base::Mutex mutex_;

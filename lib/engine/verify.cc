@@ -23,10 +23,11 @@ absl::Status CheckRecord(base::ByteView record, const format::RecordMeta& meta, 
   *replaced = head->identity.sequence != meta.identity.sequence;
   if (head->identity != meta.identity) return base::Corrupt("identity", "head and meta differ");
   uint64_t offset = *head_bytes;
-  for (const format::Slice& slice : head->slices) {
+  for (size_t i = 0; i < head->checksums.size(); ++i) {
+    const format::Slice& slice = head->slices[i / head->blocks()];
     if (slice.bytes > record.size() - offset) return base::Corrupt("slice", "longer than the record");
     if (!slice.absent &&
-        base::Checksum(record.subspan(offset, slice.bytes), head->identity.sequence) != slice.checksum) {
+        base::Checksum(record.subspan(offset, slice.bytes), head->identity.sequence) != head->checksums[i]) {
       return base::Corrupt("slice", "checksum differs");
     }
     offset += slice.bytes;

@@ -338,13 +338,12 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureBlock(uint64_t block, uint64
   head.tokens.assign(tokens.begin(), tokens.end());
   head.extra = prompt_.Extra(block * block_tokens, block_tokens);
   uint64_t offset = 0;
-  for (uint32_t i = 0; i < layout().streams().size(); ++i) {
-    if (layout().stream(i).kind != layout::StreamKind::kRows) continue;
+  for (const uint32_t i : RowStreams(layout())) {
     const bool absent = !sources_[i].has_value();
     if (absent && (layout().stream(i).flags & layout::kOptional) == 0) {
       return base::InvalidArgument("sources", "none for stream " + std::to_string(i));
     }
-    format::Slice slice{i, absent, absent ? 0 : layout().StreamBlockBytes(i), 0};
+    format::Slice slice{i, absent, absent ? 0 : layout().StreamBlockBytes(i)};
     if (!absent) {
       const uint64_t rows = layout().BlockRows(i);
       const RowRange range{block * rows, rows, 0};
@@ -366,9 +365,12 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
     head.identity.name_space = name_space_->life;
   }
   uint64_t offset = 0;
-  for (format::Slice& slice : head.slices) {
-    slice.checksum = base::Checksum(put->staging.view().subspan(offset, slice.bytes), head.identity.sequence);
-    offset += slice.bytes;
+  for (const format::Slice& slice : head.slices) {
+    for (uint64_t block = 0; block < head.blocks(); ++block) {
+      const base::ByteView bytes = put->staging.view().subspan(offset, slice.bytes);
+      head.checksums.push_back(base::Checksum(bytes, head.identity.sequence));
+      offset += slice.bytes;
+    }
   }
   const bool snapshot = head.identity.kind == format::RecordKind::kSnapshot;
   put->record_class = snapshot ? RecordClass::kSnapshot : RecordClass::kRows;
@@ -385,7 +387,7 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   put->parts[0] = put->head;
   put->parts[1] = put->staging.view().first(payload_bytes);
   const uint64_t record_bytes = put->head.size() + payload_bytes;
-  put->meta = format::EncodeRecordMeta({head.identity, record_bytes});
+  put->meta = format::EncodeRecordMeta({head.identity, record_bytes, head.more});
   put->stored_bytes = cache_->storage().StoredBytes(record_bytes, put->meta.size());
 }
 
@@ -560,7 +562,7 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, 
       absl::Status status = Gather(part.stream, part.range, offset, part.bytes, &put->staging);
       if (!status.ok()) return status;
     }
-    head.slices.push_back({part.stream, part.absent, part.bytes, 0});
+    head.slices.push_back({part.stream, part.absent, part.bytes});
     offset += part.bytes;
   }
   Seal(put.get(), std::move(head), payload);

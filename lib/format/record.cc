@@ -2,6 +2,7 @@
 #include "lib/format/record.h"
 
 #include <algorithm>
+#include <cassert>
 #include <cstring>
 #include <string>
 
@@ -16,10 +17,10 @@ constexpr uint32_t kMetaMagic = 0x4d53564b;  // "KVSM"
 constexpr uint32_t kHeadMagic = 0x4853564b;  // "KVSH"
 // magic 4, version 2, kind 2, namespace 16, sequence 8, position 8, key 24, parent 24, tail 16
 constexpr size_t kIdentityBytes = 104;
-constexpr size_t kSliceBytes = 24;  // stream 4, flags 4, bytes 8, checksum 8
+constexpr size_t kSliceBytes = 16;  // stream 4, flags 4, bytes 8; then a checksum for each block
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kSliceAbsent = 1;
-// A block has at most 768 tokens, a layout at most 4096 streams; extra keys are bounded by the C ABI at 1 KiB each.
+// 64 blocks of at most 768 tokens; a layout has at most 4096 streams; extra keys are bounded by the C ABI at 1 KiB each.
 constexpr uint32_t kMaxTokens = 1u << 16;
 constexpr uint32_t kMaxExtraBytes = 1u << 24;
 constexpr uint32_t kMaxSlices = 1u << 13;
@@ -84,22 +85,32 @@ void AppendTrailer(std::vector<std::byte>* bytes, uint64_t sequence) {
   base::ByteWriter(bytes).Write(checksum);
 }
 
+// How many blocks there are after the first, and zero.
+absl::Status ReadMore(base::ByteReader& in, RecordKind kind, uint32_t* more) {
+  uint32_t reserved = 0;
+  if (!in.Read(more) || !in.Read(&reserved)) return base::Corrupt("more", "cut off");
+  if (reserved != 0) return base::Corrupt("reserved", "not zero");
+  if (*more >= kMaxRunBlocks || (*more > 0 && kind != RecordKind::kBlock)) {
+    return base::Corrupt("more", std::to_string(*more));
+  }
+  return absl::OkStatus();
+}
+
 struct HeadCounts {
-  uint32_t head_bytes = 0, tokens = 0, extra_bytes = 0, slices = 0;
+  uint32_t head_bytes = 0, tokens = 0, extra_bytes = 0, slices = 0, more = 0;
 };
 
-absl::StatusOr<HeadCounts> ReadCounts(base::ByteReader& in) {
+absl::StatusOr<HeadCounts> ReadCounts(base::ByteReader& in, RecordKind kind) {
   HeadCounts counts;
-  uint32_t reserved[2] = {};
   if (!in.Read(&counts.head_bytes) || !in.Read(&counts.tokens) || !in.Read(&counts.extra_bytes) ||
-      !in.Read(&counts.slices) || !in.Read(&reserved[0]) || !in.Read(&reserved[1])) {
+      !in.Read(&counts.slices)) {
     return base::Corrupt("counts", "cut off");
   }
-  if (reserved[0] != 0 || reserved[1] != 0) return base::Corrupt("reserved", "not zero");
+  if (absl::Status status = ReadMore(in, kind, &counts.more); !status.ok()) return status;
   if (counts.tokens > kMaxTokens) return base::Corrupt("tokens", std::to_string(counts.tokens));
   if (counts.extra_bytes > kMaxExtraBytes) return base::Corrupt("extra_bytes", std::to_string(counts.extra_bytes));
   if (counts.slices > kMaxSlices) return base::Corrupt("slices", std::to_string(counts.slices));
-  if (counts.head_bytes != HeadBytes(counts.tokens, counts.extra_bytes, counts.slices)) {
+  if (counts.head_bytes != HeadBytes(counts.tokens, counts.extra_bytes, counts.slices, uint64_t{1} + counts.more)) {
     return base::Corrupt("head_bytes", std::to_string(counts.head_bytes));
   }
   return counts;
@@ -127,11 +138,13 @@ base::BlockDigest SnapshotKey(const base::BlockDigest& boundary, uint64_t positi
 
 std::vector<std::byte> EncodeRecordMeta(const RecordMeta& meta) {
   std::vector<std::byte> bytes;
-  bytes.reserve(kMetaBytes);
+  bytes.reserve(MetaBytes(meta.blocks()));
   base::ByteWriter out(&bytes);
   WriteIdentity(out, kMetaMagic, meta.identity);
   out.Write(meta.payload_bytes);
-  out.Write(uint64_t{0});
+  out.Write(static_cast<uint32_t>(meta.more.size()));
+  out.Write(uint32_t{0});
+  for (const base::BlockDigest& key : meta.more) WriteKey(out, key);
   AppendTrailer(&bytes, meta.identity.sequence);
   return bytes;
 }
@@ -140,21 +153,25 @@ absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes) {
   RecordMeta meta;
   base::ByteReader in(bytes);
   if (absl::Status status = ReadIdentity(in, kMetaMagic, &meta.identity); !status.ok()) return status;
-  uint64_t reserved = 0;
-  if (bytes.size() != kMetaBytes || !in.Read(&meta.payload_bytes) || !in.Read(&reserved)) {
+  if (!in.Read(&meta.payload_bytes)) return base::Corrupt("meta", "cut off");
+  uint32_t more = 0;
+  if (absl::Status status = ReadMore(in, meta.identity.kind, &more); !status.ok()) return status;
+  if (bytes.size() != MetaBytes(uint64_t{1} + more)) {
     return base::Corrupt("meta", std::to_string(bytes.size()) + " bytes");
   }
   if (absl::Status status = CheckTrailer(bytes, meta.identity.sequence, "meta"); !status.ok()) return status;
-  if (reserved != 0) return base::Corrupt("reserved", "not zero");
+  meta.more.resize(more);
+  for (base::BlockDigest& key : meta.more) ReadKey(in, &key);
   return meta;
 }
 
-uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices) {
+uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks) {
+  if (blocks == 0 || blocks > kMaxRunBlocks) return UINT64_MAX;
   const auto token_bytes = base::CheckedMul(tokens, uint64_t{sizeof(int32_t)});
-  const auto slice_bytes = base::CheckedMul(slices, uint64_t{kSliceBytes});
+  const auto slice_bytes = base::CheckedMul(slices, kSliceBytes + kChecksumBytes * blocks);
   if (!token_bytes || !slice_bytes) return UINT64_MAX;
   uint64_t total = kHeadPrefixBytes + kChecksumBytes;
-  for (const uint64_t part : {*token_bytes, extra_bytes, *slice_bytes}) {
+  for (const uint64_t part : {*token_bytes, extra_bytes, kChainKeyBytes * (blocks - 1), *slice_bytes}) {
     const auto sum = base::CheckedAdd(total, part);
     if (!sum) return UINT64_MAX;
     total = *sum;
@@ -164,7 +181,9 @@ uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices) {
 
 std::vector<std::byte> EncodeHead(const RecordHead& head) {
   std::vector<std::byte> bytes;
-  const uint64_t size = HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size());
+  const uint64_t blocks = head.blocks();
+  assert(head.checksums.size() == head.slices.size() * blocks);
+  const uint64_t size = HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), blocks);
   bytes.reserve(size);
   base::ByteWriter out(&bytes);
   WriteIdentity(out, kHeadMagic, head.identity);
@@ -172,15 +191,17 @@ std::vector<std::byte> EncodeHead(const RecordHead& head) {
   out.Write(static_cast<uint32_t>(head.tokens.size()));
   out.Write(static_cast<uint32_t>(head.extra.size()));
   out.Write(static_cast<uint32_t>(head.slices.size()));
-  out.Write(uint32_t{0});
+  out.Write(static_cast<uint32_t>(head.more.size()));
   out.Write(uint32_t{0});
   for (const int32_t token : head.tokens) out.Write(static_cast<uint32_t>(token));
   out.WriteBytes(head.extra);
-  for (const Slice& slice : head.slices) {
+  for (const base::BlockDigest& key : head.more) WriteKey(out, key);
+  for (size_t i = 0; i < head.slices.size(); ++i) {
+    const Slice& slice = head.slices[i];
     out.Write(slice.stream);
     out.Write(slice.absent ? kSliceAbsent : 0u);
     out.Write(slice.bytes);
-    out.Write(slice.checksum);
+    for (uint64_t block = 0; block < blocks; ++block) out.Write(head.checksums[i * blocks + block]);
   }
   AppendTrailer(&bytes, head.identity.sequence);
   return bytes;
@@ -190,7 +211,7 @@ absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes) {
   RecordHead head;
   base::ByteReader in(bytes);
   if (absl::Status status = ReadIdentity(in, kHeadMagic, &head.identity); !status.ok()) return status;
-  const absl::StatusOr<HeadCounts> counts = ReadCounts(in);
+  const absl::StatusOr<HeadCounts> counts = ReadCounts(in, head.identity.kind);
   if (!counts.ok()) return counts.status();
   if (counts->head_bytes != bytes.size()) return base::Corrupt("head_bytes", std::to_string(counts->head_bytes));
   if (absl::Status status = CheckTrailer(bytes, head.identity.sequence, "head"); !status.ok()) return status;
@@ -203,13 +224,17 @@ absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes) {
   base::ByteView extra;
   in.ReadBytes(counts->extra_bytes, &extra);
   head.extra.assign(extra.begin(), extra.end());
+  head.more.resize(counts->more);
+  for (base::BlockDigest& key : head.more) ReadKey(in, &key);
   head.slices.resize(counts->slices);
-  for (Slice& slice : head.slices) {
+  head.checksums.resize(head.slices.size() * head.blocks());
+  for (size_t i = 0; i < head.slices.size(); ++i) {
+    Slice& slice = head.slices[i];
     uint32_t flags = 0;
     in.Read(&slice.stream);
     in.Read(&flags);
     in.Read(&slice.bytes);
-    in.Read(&slice.checksum);
+    for (uint64_t block = 0; block < head.blocks(); ++block) in.Read(&head.checksums[i * head.blocks() + block]);
     if (flags > kSliceAbsent) return base::Corrupt("slice flags", std::to_string(flags));
     slice.absent = flags == kSliceAbsent;
     if (slice.absent && slice.bytes != 0) return base::Corrupt("slice bytes", "an absent stream has bytes");
@@ -223,7 +248,7 @@ absl::StatusOr<uint64_t> PeekHeadBytes(base::ByteView prefix) {
   base::ByteReader in(prefix);
   RecordIdentity identity;
   if (absl::Status status = ReadIdentity(in, kHeadMagic, &identity); !status.ok()) return status;
-  const absl::StatusOr<HeadCounts> counts = ReadCounts(in);
+  const absl::StatusOr<HeadCounts> counts = ReadCounts(in, identity.kind);
   if (!counts.ok()) return counts.status();
   return counts->head_bytes;
 }

@@ -2,9 +2,11 @@
 // The records that the engine keeps in a storage: their keys, their meta (what an index is rebuilt from) and their
 // head (what a reader compares before it believes the payload). FORMAT.md is the specification of these bytes.
 //
-// A record's payload is its head followed by its slices, back to back. Each slice (one stream's rows) has its own
-// checksum, so that one stream of one block is read and proven alone. Every checksum is mixed with the placement's
-// sequence number: bytes of an older record of the same key never pass for the newer one.
+// A record's payload is its head followed by its slices, back to back. A slice is what one stream has of one block, and
+// has its own checksum, so that one stream of one block is read and proven alone. A run, consecutive blocks of one
+// chain in one record, has the slices of one stream next to each other: what a restore wants first is read in large
+// pieces. Every checksum is mixed with the placement's sequence number: bytes of an older record of the same key never
+// pass for the newer one.
 //
 // Thread rule: pure functions.
 //
@@ -27,9 +29,12 @@
 namespace kvstrata::core::format {
 
 inline constexpr uint16_t kFormatVersion = 1;
+// Blocks of one run. 64 of DeepSeek-V4-Flash are 29 MB, of which one layer is 1.3 MB: reads as large as a drive likes.
+// Their keys fit a put's 4 KiB of meta twice.
+inline constexpr uint32_t kMaxRunBlocks = 64;
 
 enum class RecordKind : uint16_t {
-  kBlock = 1,      // the rows of one block of one chain
+  kBlock = 1,      // the rows of a run: one block of a chain, or up to kMaxRunBlocks consecutive ones
   kSnapshot = 2,   // the state at one position, and the rows that are complete since the block boundary before it
   kNamespace = 3,  // identity and layout text of a namespace, and its present life
   kStore = 4,      // the epoch from which sequence numbers are made
@@ -39,7 +44,7 @@ enum class RecordKind : uint16_t {
 using NamespaceId = std::array<std::byte, 16>;
 
 // 32 bytes under which a storage keeps a record: digest (16), check (8), kind (2), zero (6). The kind keeps a
-// snapshot at a block boundary apart from the block itself.
+// snapshot at a block boundary apart from the block itself. A run lies under the key of its first block.
 using RecordKey = std::array<std::byte, 32>;
 RecordKey MakeRecordKey(RecordKind kind, const base::BlockDigest& key);
 
@@ -51,9 +56,9 @@ struct RecordIdentity {
   RecordKind kind = RecordKind::kBlock;
   NamespaceId name_space{};
   uint64_t sequence = 0;
-  uint64_t position = 0;     // tokens: the block's end, or the snapshot's position; kStore: the epoch
-  base::BlockDigest key;     // the block's key; of a snapshot its boundary block's; of a namespace its root key
-  base::BlockDigest parent;  // blocks: the parent's key; else zero
+  uint64_t position = 0;     // tokens: the first block's end, or the snapshot's position; kStore: the epoch
+  base::BlockDigest key;     // the first block's key; of a snapshot its boundary block's; of a namespace its root key
+  base::BlockDigest parent;  // runs: the key of the first block's parent; else zero
   base::Digest128 tail;      // snapshots: base::TailDigest of the tokens after the boundary; else zero
 
   friend bool operator==(const RecordIdentity&, const RecordIdentity&) = default;
@@ -62,9 +67,15 @@ struct RecordIdentity {
 struct RecordMeta {
   RecordIdentity identity;
   uint64_t payload_bytes = 0;
+  std::vector<base::BlockDigest> more;  // runs: the keys of the blocks after the first, in their order
+
+  uint64_t blocks() const { return 1 + more.size(); }
 };
 
+// Of a record of one block, or of none.
 inline constexpr size_t kMetaBytes = 128;
+inline constexpr size_t kChainKeyBytes = 24;
+constexpr uint64_t MetaBytes(uint64_t blocks) { return kMetaBytes + kChainKeyBytes * (blocks - 1); }
 std::vector<std::byte> EncodeRecordMeta(const RecordMeta& meta);
 // kFormatTooNew for a later version, else kCorrupt naming the field.
 absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes);
@@ -72,21 +83,24 @@ absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes);
 struct Slice {
   uint32_t stream = 0;  // index into the layout's streams; 0 where the record has one nameless slice
   bool absent = false;  // an optional stream that the engine did not give; different from one of 0 bytes
-  uint64_t bytes = 0;
-  uint64_t checksum = 0;  // base::Checksum(slice, sequence)
+  uint64_t bytes = 0;   // of one block
 
   friend bool operator==(const Slice&, const Slice&) = default;
 };
 
 struct RecordHead {
   RecordIdentity identity;
-  std::vector<int32_t> tokens;   // of the block; of a snapshot those after its boundary
-  std::vector<std::byte> extra;  // the extra keys of these positions, canonical
-  std::vector<Slice> slices;
+  std::vector<int32_t> tokens;          // of all blocks; of a snapshot those after its boundary
+  std::vector<std::byte> extra;         // the extra keys of these positions, canonical
+  std::vector<base::BlockDigest> more;  // as in the meta
+  std::vector<Slice> slices;            // one for each stream; in the payload, one for each of its blocks
+  std::vector<uint64_t> checksums;      // base::Checksum(slice, sequence); of stream i's block b: [i * blocks() + b]
+
+  uint64_t blocks() const { return 1 + more.size(); }
 };
 
 // Bytes of a head with these counts; UINT64_MAX when that does not fit.
-uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices);
+uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks = 1);
 std::vector<std::byte> EncodeHead(const RecordHead& head);
 // `bytes` is exactly the head. kFormatTooNew for a later version, else kCorrupt naming the field.
 absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes);

@@ -38,36 +38,50 @@ def identity(data, magic):
             "parent": parent.hex(), "tail": tail.hex()}
 
 
+def check_more(kind, more, reserved):
+    require(reserved == 0, "reserved")
+    require(more <= 63 and (more == 0 or kind == 1), "more")
+
+
+def keys(data, offset, count):
+    return [data[offset + 24 * i:offset + 24 * (i + 1)].hex() for i in range(count)]
+
+
 def decode_meta(data):
     out = identity(data, b"KVSM")
-    require(len(data) == 128, "meta")
-    out["payload_bytes"], reserved = read("<QQ", data, 104, "meta")
-    require(reserved == 0, "reserved")
+    out["payload_bytes"], more, reserved = read("<QII", data, 104, "meta")
+    check_more(out["kind"], more, reserved)
+    require(len(data) == 128 + 24 * more, "meta")
+    out["more"] = keys(data, 120, more)
     return out
 
 
 def decode_payload(data):
     out = identity(data, b"KVSH")
-    head_bytes, tokens, extra_bytes, slices, reserved = read("<IIIIQ", data, 104, "counts")
-    require(reserved == 0, "reserved")
+    head_bytes, tokens, extra_bytes, slices, more, reserved = read("<IIIIII", data, 104, "counts")
+    check_more(out["kind"], more, reserved)
     require(tokens <= 1 << 16, "tokens")
     require(extra_bytes <= 1 << 24, "extra_bytes")
     require(slices <= 1 << 13, "slices")
-    require(head_bytes == 136 + 4 * tokens + extra_bytes + 24 * slices, "head_bytes")
+    blocks = 1 + more
+    require(head_bytes == 136 + 4 * tokens + extra_bytes + 24 * more + (16 + 8 * blocks) * slices, "head_bytes")
     require(head_bytes <= len(data), "head_bytes")
     out["tokens"] = list(struct.unpack_from(f"<{tokens}i", data, 128))
-    table = 128 + 4 * tokens + extra_bytes
-    out["extra"] = data[128 + 4 * tokens:table].hex()
+    more_at = 128 + 4 * tokens + extra_bytes
+    out["extra"] = data[128 + 4 * tokens:more_at].hex()
+    out["more"] = keys(data, more_at, more)
     out["slices"] = []
     offset = head_bytes
     for i in range(slices):
-        stream, flags, size, checksum = struct.unpack_from("<IIQQ", data, table + 24 * i)
+        entry_at = more_at + 24 * more + (16 + 8 * blocks) * i
+        stream, flags, size, *checksums = struct.unpack_from(f"<IIQ{blocks}Q", data, entry_at)
         require(flags <= 1, "slice flags")
         require(flags == 0 or size == 0, "slice bytes")
-        require(size <= len(data) - offset, "slice bytes")
-        out["slices"].append({"stream": stream, "absent": flags, "data": data[offset:offset + size].hex(),
-                              "checksum": checksum})
-        offset += size
+        require(size * blocks <= len(data) - offset, "slice bytes")
+        out["slices"].append({"stream": stream, "absent": flags,
+                              "data": [data[offset + size * b:offset + size * (b + 1)].hex() for b in range(blocks)],
+                              "checksums": checksums})
+        offset += size * blocks
     require(offset == len(data), "payload")
     return out
 
@@ -220,10 +234,10 @@ def check(folder):
         del wanted["record_key"]  # follows from digests
         if decode(meta, payload) != wanted:
             problems.append(f"{name}: {decode(meta, payload)}, expected {wanted}")
-        problems += [f"{name}: accepts a meta of {n} bytes" for n in range(128) if not refuses(decode_meta, meta[:n])]
+        problems += [f"{name}: accepts a meta of {n} bytes" for n in range(len(meta)) if not refuses(decode_meta, meta[:n])]
         problems += [f"{name}: accepts a payload of {n} bytes" for n in range(len(payload))
                      if not refuses(decode_payload, payload[:n])]
-    fields, layout = decode_namespace(bytes.fromhex(expected["namespace"]["slices"][0]["data"]))
+    fields, layout = decode_namespace(bytes.fromhex(expected["namespace"]["slices"][0]["data"][0]))
     if fields != {"model.weights": bytes(range(7)), "tenant": b""} or not layout.startswith("kvstrata-layout 1\n"):
         problems.append(f"namespace: {fields} {layout}")
     return problems

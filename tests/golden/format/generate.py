@@ -27,6 +27,7 @@ LAYOUT = (b"kvstrata-layout 1\n"
 FIELDS = [(b"model.weights", bytes(range(7))), (b"tenant", b"")]
 LIFE = bytes(range(0xA0, 0xB0))
 TOKENS = [1, -2, 2**31 - 1, -2**31, 7, 8]  # one block of four, then a tail of two
+RUN_TOKENS = list(range(100, 112))         # another way to go on from that block: a run of three
 EXTRA = [(1, 9, b"image"), (4, 2, b"")]    # position, type, bytes
 
 
@@ -62,25 +63,29 @@ def sealed(data, sequence):
 
 def payload_of(record):
     tokens, extra = record["tokens"], bytes.fromhex(record["extra"])
+    more = b"".join(bytes.fromhex(key) for key in record["more"])
     slices = b""
     for entry in record["slices"]:
-        data = bytes.fromhex(entry["data"])
+        data = [bytes.fromhex(block) for block in entry["data"]]
         # Of an absent slice the checksum is not looked at; a writer gives 0.
-        entry["checksum"] = 0 if entry["absent"] else checksum(data, record["sequence"])
-        slices += struct.pack("<IIQQ", entry["stream"], entry["absent"], len(data), entry["checksum"])
-    size = 136 + 4 * len(tokens) + len(extra) + len(slices)
-    head = identity(b"KVSH", record) + struct.pack("<IIIIQ", size, len(tokens), len(extra), len(record["slices"]), 0)
-    head += struct.pack(f"<{len(tokens)}i", *tokens) + extra + slices
-    return sealed(head, record["sequence"]) + b"".join(bytes.fromhex(entry["data"]) for entry in record["slices"])
+        entry["checksums"] = [0 if entry["absent"] else checksum(block, record["sequence"]) for block in data]
+        slices += struct.pack(f"<IIQ{len(data)}Q", entry["stream"], entry["absent"], len(data[0]), *entry["checksums"])
+    size = 136 + 4 * len(tokens) + len(extra) + len(more) + len(slices)
+    head = identity(b"KVSH", record) + struct.pack("<IIIIII", size, len(tokens), len(extra), len(record["slices"]),
+                                                   len(record["more"]), 0)
+    head += struct.pack(f"<{len(tokens)}i", *tokens) + extra + more + slices
+    return sealed(head, record["sequence"]) + b"".join(bytes.fromhex(block) for entry in record["slices"]
+                                                       for block in entry["data"])
 
 
-def slice_of(stream, data, absent=0):
-    return {"stream": stream, "absent": absent, "data": data.hex()}
+def slice_of(stream, *blocks, absent=0):
+    return {"stream": stream, "absent": absent, "data": [data.hex() for data in blocks]}
 
 
-def record(kind, name_space, sequence, position, key, parent, tail, tokens, extra, slices):
+def record(kind, name_space, sequence, position, key, parent, tail, tokens, extra, slices, more=()):
     return {"kind": kind, "namespace": name_space.hex(), "sequence": sequence, "position": position, "key": key.hex(),
-            "parent": parent.hex(), "tail": tail.hex(), "tokens": tokens, "extra": extra.hex(), "slices": slices}
+            "parent": parent.hex(), "tail": tail.hex(), "tokens": tokens, "extra": extra.hex(),
+            "more": [key.hex() for key in more], "slices": slices}
 
 
 def main():
@@ -93,6 +98,10 @@ def main():
     block = child_key(BLOCK, root, TOKENS[:4], extra_of(0, 4))
     tail = child_key(TAIL, block, TOKENS[4:], extra_of(4, 2))[:16]
     snapshot = child_key(BLOCK, block, [], struct.pack("<Q", 6) + tail)
+    run = [block]
+    run_extra = struct.pack("<IIQ", 2, 5, 1) + b"x"  # of the second block; within the run it is at 6
+    for i in range(3):
+        run.append(child_key(BLOCK, run[-1], RUN_TOKENS[4 * i:4 * i + 4], run_extra if i == 1 else b""))
     frame = struct.pack("<BI", 0, len(text)) + text
     none24, none16, epoch = bytes(24), bytes(16), 3
     sequence = epoch << 32
@@ -103,11 +112,16 @@ def main():
                         [slice_of(0, bytes(range(1, 7)))]),
         "snapshot": record(2, LIFE, sequence + 3, 6, block, none24, tail, TOKENS[4:], extra_of(4, 2),
                            [slice_of(0, b"abc"), slice_of(1, b"", absent=1)]),
+        "run": record(1, LIFE, sequence + 4, 8, run[1], block, none16, RUN_TOKENS,
+                      struct.pack("<IIQ", 6, 5, 1) + b"x",
+                      [slice_of(0, *(bytes(range(6 * i, 6 * i + 6)) for i in range(5, 8)))], run[2:]),
     }
-    record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot}
+    record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot, "run": run[1]}
     for name, fields in records.items():
         payload = payload_of(fields)
-        meta = sealed(identity(b"KVSM", fields) + struct.pack("<QQ", len(payload), 0), fields["sequence"])
+        more = b"".join(bytes.fromhex(key) for key in fields["more"])
+        meta = identity(b"KVSM", fields) + struct.pack("<QII", len(payload), len(fields["more"]), 0) + more
+        meta = sealed(meta, fields["sequence"])
         fields["payload_bytes"] = len(payload)
         fields["record_key"] = (record_chain_keys[name] + struct.pack("<H", fields["kind"]) + bytes(6)).hex()
         for suffix, data in ("meta", meta), ("payload", payload):

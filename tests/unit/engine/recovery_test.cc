@@ -256,9 +256,10 @@ TEST_CASE("records of a namespace in a later format are kept for the version tha
   Entry later = *FindRecord(store.memory(), format::RecordKind::kNamespace, 0);
   format::RecordHead head;
   head.identity = later.identity;
-  head.slices = {{0, false, frame.size(), base::Checksum(base::AsBytes(frame), head.identity.sequence)}};
+  head.slices = {{0, false, frame.size()}};
+  head.checksums = {base::Checksum(base::AsBytes(frame), head.identity.sequence)};
   later.payload = std::string(base::AsText(format::EncodeHead(head))) + frame;
-  later.meta = std::string(base::AsText(format::EncodeRecordMeta({head.identity, later.payload.size()})));
+  later.meta = std::string(base::AsText(format::EncodeRecordMeta({head.identity, later.payload.size(), {}})));
   const Entry original = *FindRecord(store.memory(), format::RecordKind::kNamespace, 0);
   REQUIRE(original.identity.key == root);
   PutBack(store.memory(), later);

@@ -412,7 +412,7 @@ TEST_CASE("every read damaged once: shorter, never wrong, and forgotten where it
         const Restored restored = store.Restore(*match, tokens, options);
         if (faults.faults() == 0) {
           REQUIRE(restored.result.state == RestoreState::kComplete);
-          REQUIRE(nth > 8);
+          REQUIRE(nth > 4);
           break;
         }
         REQUIRE(restored.result.state == RestoreState::kShortened);

@@ -43,16 +43,25 @@ format::RecordIdentity RandomIdentity(base::SeededRandom& random) {
   return identity;
 }
 
+// Of the blocks after a run's first: none, some or as many as there can be.
+std::vector<base::BlockDigest> RandomKeys(base::SeededRandom& random) {
+  const uint64_t counts[] = {0, random.Below(format::kMaxRunBlocks), format::kMaxRunBlocks - 1};
+  std::vector<base::BlockDigest> keys(counts[random.Below(3)]);
+  for (base::BlockDigest& key : keys) key = {{random.NextU64(), random.NextU64()}, random.NextU64()};
+  return keys;
+}
+
 format::RecordHead RandomHead(base::SeededRandom& random) {
   format::RecordHead head;
   head.identity = RandomIdentity(random);
   for (uint64_t i = random.Below(5); i > 0; --i) head.tokens.push_back(static_cast<int32_t>(random.NextU64()));
   head.extra.resize(random.Below(40));
   REQUIRE(random.Fill(head.extra).ok());
+  if (head.identity.kind == format::RecordKind::kBlock) head.more = RandomKeys(random);
   for (uint64_t i = random.Below(5); i > 0; --i) {
     const bool absent = random.Below(3) == 0;
-    head.slices.push_back({static_cast<uint32_t>(random.NextU64()), absent, absent ? 0 : random.NextU64(),
-                           random.NextU64()});
+    head.slices.push_back({static_cast<uint32_t>(random.NextU64()), absent, absent ? 0 : random.NextU64()});
+    for (uint64_t block = 0; block < head.blocks(); ++block) head.checksums.push_back(random.NextU64());
   }
   return head;
 }
@@ -107,24 +116,30 @@ TEST_CASE("a meta and a head come back as they were written") {
   CAPTURE(seed);
   base::SeededRandom random(seed);
   for (int round = 0; round < 200; ++round) {
-    const format::RecordMeta meta{RandomIdentity(random), random.NextU64()};
+    format::RecordMeta meta{RandomIdentity(random), random.NextU64(), {}};
+    if (meta.identity.kind == format::RecordKind::kBlock) meta.more = RandomKeys(random);
     const Bytes meta_bytes = format::EncodeRecordMeta(meta);
-    REQUIRE(meta_bytes.size() == format::kMetaBytes);
+    REQUIRE(meta_bytes.size() == format::kMetaBytes + 24 * meta.more.size());
+    REQUIRE(meta_bytes.size() == format::MetaBytes(meta.blocks()));
     const auto read = format::DecodeRecordMeta(meta_bytes);
     REQUIRE(read.ok());
     CHECK(read->identity == meta.identity);
     CHECK(read->payload_bytes == meta.payload_bytes);
+    CHECK(read->more == meta.more);
 
     const format::RecordHead head = RandomHead(random);
     const Bytes bytes = format::EncodeHead(head);
-    REQUIRE(bytes.size() == format::HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size()));
+    REQUIRE(bytes.size() ==
+            format::HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), head.blocks()));
     CHECK(format::PeekHeadBytes(Exact(base::ByteView(bytes).first(format::kHeadPrefixBytes))).value() == bytes.size());
     const auto decoded = format::DecodeHead(bytes);
     REQUIRE(decoded.ok());
     CHECK(decoded->identity == head.identity);
     CHECK(decoded->tokens == head.tokens);
     CHECK(decoded->extra == head.extra);
+    CHECK(decoded->more == head.more);
     CHECK(decoded->slices == head.slices);
+    CHECK(decoded->checksums == head.checksums);
   }
 }
 
@@ -132,27 +147,35 @@ TEST_CASE("no flipped bit, no cut and no surplus byte passes") {
   const uint64_t seed = 20260302;
   CAPTURE(seed);
   base::SeededRandom random(seed);
-  CheckNeighbours(kDecodeMeta, format::EncodeRecordMeta({RandomIdentity(random), random.NextU64()}));
+  CheckNeighbours(kDecodeMeta, format::EncodeRecordMeta({RandomIdentity(random), random.NextU64(), {}}));
   for (int round = 0; round < 4; ++round) CheckNeighbours(kDecodeHead, format::EncodeHead(RandomHead(random)));
+  format::RecordHead run = RandomHead(random);
+  run.identity.kind = format::RecordKind::kBlock;
+  run.more = {{{1, 2}, 3}, {{4, 5}, 6}};
+  run.slices = {{7, false, 8}, {9, true, 0}};
+  run.checksums = {1, 2, 3, 4, 5, 6};
+  CheckNeighbours(kDecodeMeta, format::EncodeRecordMeta({run.identity, random.NextU64(), run.more}));
+  CheckNeighbours(kDecodeHead, format::EncodeHead(run));
 }
 
 TEST_CASE("a field that is wrong under a right checksum is named") {
   using base::Code;
   base::SeededRandom random(20260303);
-  const Bytes meta = format::EncodeRecordMeta({RandomIdentity(random), 77});
+  const Bytes meta = format::EncodeRecordMeta({RandomIdentity(random), 77, {}});
   CheckRefused(kDecodeMeta, Patched<uint32_t>(meta, 0, 0x4853564b), Code::kCorrupt, "magic");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0), Code::kCorrupt, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 2), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0xffff), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 0), Code::kCorrupt, "kind");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 5), Code::kCorrupt, "kind");
-  CheckRefused(kDecodeMeta, Patched<uint64_t>(meta, 112, 1), Code::kCorrupt, "reserved");
+  CheckRefused(kDecodeMeta, Patched<uint32_t>(meta, 116, 1), Code::kCorrupt, "reserved");
 
   format::RecordHead sample;
   sample.identity = RandomIdentity(random);
   sample.tokens = {1, 2, 3};
   sample.extra = Bytes(5);
-  sample.slices = {{0, false, 9, 1}, {1, true, 0, 0}};
+  sample.slices = {{0, false, 9}, {1, true, 0}};
+  sample.checksums = {1, 0};
   const Bytes head = format::EncodeHead(sample);
   const size_t table = 128 + 3 * 4 + 5;
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, 0, 0x4d53564b), Code::kCorrupt, "magic");
@@ -161,18 +184,16 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 2), Code::kCorrupt, "slice flags");
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 0x80000001), Code::kCorrupt, "slice flags");
   CheckRefused(kDecodeHead, Patched<uint64_t>(head, table + 24 + 8, 1), Code::kCorrupt, "slice bytes");
-  for (const size_t reserved : {120u, 124u}) {
-    CheckRefused(kDecodeHead, Patched<uint32_t>(head, reserved, 1), Code::kCorrupt, "reserved");
-    CheckRefused(kPeek, Patched<uint32_t>(head, reserved, 1), Code::kCorrupt, "reserved");
-  }
+  CheckRefused(kDecodeHead, Patched<uint32_t>(head, 124, 1), Code::kCorrupt, "reserved");
+  CheckRefused(kPeek, Patched<uint32_t>(head, 124, 1), Code::kCorrupt, "reserved");
   // Counts that do not agree with the bytes, the largest ones included: nothing may be allocated by them.
   const std::string_view names[] = {"head_bytes", "tokens", "extra_bytes", "slices"};
   const uint32_t limits[] = {UINT32_MAX, 1u << 16, 1u << 24, 1u << 13};
   for (size_t i = 0; i < 4; ++i) {
     const size_t offset = 104 + 4 * i;
     const uint32_t now = base::LoadLittleEndian<uint32_t>(head.data() + offset);
-    for (const uint32_t value : {now - 1, now + 1, 0u, limits[i], limits[i] + 1, 0x7fffffffu, 0x80000000u,
-                                 UINT32_MAX - 1, UINT32_MAX}) {
+    for (const uint32_t value :
+         {now - 1, now + 1, 0u, limits[i], limits[i] + 1, 0x7fffffffu, 0x80000000u, UINT32_MAX - 1, UINT32_MAX}) {
       if (value == now) continue;
       CAPTURE(i, value);
       // The first count above its bound is named; one within it makes the sum wrong.
@@ -183,9 +204,31 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
   }
 }
 
+TEST_CASE("only a run says of more blocks, and of no more than there can be") {
+  using base::Code;
+  base::SeededRandom random(20260305);
+  format::RecordHead head;
+  head.identity = RandomIdentity(random);
+  for (const int kind : {1, 2, 3, 4}) {
+    head.identity.kind = static_cast<format::RecordKind>(kind);
+    const Bytes bytes = format::EncodeHead(head), meta = format::EncodeRecordMeta({head.identity, 77, {}});
+    for (const uint32_t more : {1u, 63u, 64u, 0x80000000u, UINT32_MAX}) {
+      CAPTURE(kind, more);
+      // As many as there may be, but they are not there.
+      const bool possible = kind == 1 && more < 64;
+      CheckRefused(kDecodeHead, Patched(bytes, 120, more), Code::kCorrupt, possible ? "head_bytes" : "more");
+      CheckRefused(kPeek, Patched(bytes, 120, more), Code::kCorrupt, possible ? "head_bytes" : "more");
+      CheckRefused(kDecodeMeta, Patched(meta, 112, more), Code::kCorrupt, possible ? "meta" : "more");
+    }
+  }
+}
+
 TEST_CASE("the size of a head that cannot be is not a small one") {
   CHECK(format::HeadBytes(0, 0, 0) == 136);
   CHECK(format::HeadBytes(2, 3, 4) == 136 + 8 + 3 + 96);
+  CHECK(format::HeadBytes(2, 3, 4, 64) == 136 + 8 + 3 + 63 * 24 + 4 * (16 + 64 * 8));
+  CHECK(format::HeadBytes(2, 3, 4, 0) == UINT64_MAX);
+  CHECK(format::HeadBytes(2, 3, 4, 65) == UINT64_MAX);
   CHECK(format::HeadBytes(UINT64_MAX / 2, 0, 0) == UINT64_MAX);
   CHECK(format::HeadBytes(0, UINT64_MAX - 100, 0) == UINT64_MAX);
   CHECK(format::HeadBytes(0, 0, UINT64_MAX / 8) == UINT64_MAX);
@@ -246,17 +289,38 @@ TEST_CASE("golden records of version 1 are read, and written again byte for byte
     format::RecordHead head;
     base::BlockDigest key;
   };
+  const auto head_of = [](const format::RecordIdentity& identity, const std::vector<int32_t>& ids, const Bytes& keys) {
+    format::RecordHead head;
+    head.identity = identity;
+    head.tokens = ids;
+    head.extra = keys;
+    return head;
+  };
   const uint64_t epoch = 3;
-  const std::vector<Golden> goldens = {
-      {"store", {{format::RecordKind::kStore, {}, epoch << 32, epoch, {}, {}, {}}, {}, {}, {}}, {}},
-      {"namespace", {{format::RecordKind::kNamespace, life, (epoch << 32) + 1, 0, root, {}, {}}, {}, {}, {}}, root},
+  std::vector<Golden> goldens = {
+      {"store", head_of({format::RecordKind::kStore, {}, epoch << 32, epoch, {}, {}, {}}, {}, {}), {}},
+      {"namespace", head_of({format::RecordKind::kNamespace, life, (epoch << 32) + 1, 0, root, {}, {}}, {}, {}), root},
       {"block",
-       {{format::RecordKind::kBlock, life, (epoch << 32) + 2, 4, block, root, {}}, tokens, extra(1, 9, "image"), {}},
+       head_of({format::RecordKind::kBlock, life, (epoch << 32) + 2, 4, block, root, {}}, tokens, extra(1, 9, "image")),
        block},
       {"snapshot",
-       {{format::RecordKind::kSnapshot, life, (epoch << 32) + 3, 6, block, {}, tail}, tail_tokens, extra(0, 2, ""), {}},
+       head_of({format::RecordKind::kSnapshot, life, (epoch << 32) + 3, 6, block, {}, tail}, tail_tokens,
+               extra(0, 2, "")),
        format::SnapshotKey(block, 6, tail)},
   };
+  // Three blocks after the first: each block's rows of stream 0.
+  std::vector<int32_t> run_tokens;
+  for (int32_t i = 0; i < 12; ++i) run_tokens.push_back(100 + i);
+  std::vector<base::BlockDigest> chain = {block};
+  for (size_t i = 0; i < 3; ++i) {
+    const auto ids = std::span(run_tokens).subspan(4 * i, 4);
+    chain.push_back(base::ChainBlock(chain.back(), ids, i == 1 ? extra(2, 5, "x") : Bytes{}));
+  }
+  goldens.push_back({"run",
+                     head_of({format::RecordKind::kBlock, life, (epoch << 32) + 4, 8, chain[1], block, {}}, run_tokens,
+                             extra(6, 5, "x")),
+                     chain[1]});
+  goldens.back().head.more = {chain[2], chain[3]};
   for (const Golden& golden : goldens) {
     CAPTURE(golden.name);
     const Bytes meta = ReadGolden(golden.name + ".meta"), payload = ReadGolden(golden.name + ".payload");
@@ -264,6 +328,7 @@ TEST_CASE("golden records of version 1 are read, and written again byte for byte
     REQUIRE(read.ok());
     CHECK(read->identity == golden.head.identity);
     CHECK(read->payload_bytes == payload.size());
+    CHECK(read->more == golden.head.more);
     CHECK(format::EncodeRecordMeta(*read) == meta);
     const auto head_bytes = format::PeekHeadBytes(base::ByteView(payload).first(format::kHeadPrefixBytes));
     REQUIRE(head_bytes.ok());
@@ -272,12 +337,14 @@ TEST_CASE("golden records of version 1 are read, and written again byte for byte
     CHECK(head->identity == golden.head.identity);
     CHECK(head->tokens == golden.head.tokens);
     CHECK(head->extra == golden.head.extra);
+    CHECK(head->more == golden.head.more);
     CHECK(format::EncodeHead(*head) == Exact(base::ByteView(payload).first(*head_bytes)));
     uint64_t offset = *head_bytes;
-    for (const format::Slice& slice : head->slices) {
+    for (size_t i = 0; i < head->checksums.size(); ++i) {
+      const format::Slice& slice = head->slices[i / head->blocks()];
       REQUIRE(slice.bytes <= payload.size() - offset);
       const base::ByteView bytes = base::ByteView(payload).subspan(offset, slice.bytes);
-      if (!slice.absent) CHECK(base::Checksum(bytes, head->identity.sequence) == slice.checksum);
+      if (!slice.absent) CHECK(base::Checksum(bytes, head->identity.sequence) == head->checksums[i]);
       offset += slice.bytes;
     }
     CHECK(offset == payload.size());
