@@ -33,8 +33,8 @@ inline Deadline DeadlineAfterMs(uint64_t ms) { return base::DeadlineAfter(Patien
 // Submits, and while the storage's queue is full tries again every millisecond until `deadline` (kTimeout then).
 absl::Status SubmitPatiently(storage::Storage& storage, const storage::Request& request, Deadline deadline);
 
-// One ranged read into staging memory that it owns. Its bytes lie in the buffer as they lie in the record within a page,
-// where there is room for that: a storage that reads past the page cache then needs no copy of its own.
+// One ranged read into staging memory that it owns. Its bytes lie in the buffer as they lie in a page of the record, if
+// there is room for that: a storage that reads past the page cache then needs no copy of its own.
 class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
  public:
   // What `staging` must have for `bytes` from `offset` on, if there is as much; `bytes` will do.

@@ -19,8 +19,8 @@
 
 namespace kvstrata::core::engine {
 
-// Eight reads of this size at a time reach what a drive gives; larger ones give no more (reference, limits 1.2: 3.8 GB/s
-// at 1 MiB, 3.6 at 256 KiB, 2.1 at 64 KiB).
+// Eight reads of this size at a time reach what a drive gives; larger ones give no more (reference, limits 1.2:
+// 3.8 GB/s at 1 MiB, 3.6 at 256 KiB, 2.1 at 64 KiB).
 inline constexpr uint64_t kReadBytes = 1u << 20;
 
 // A record of which something is wanted.

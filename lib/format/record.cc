@@ -20,7 +20,8 @@ constexpr size_t kIdentityBytes = 104;
 constexpr size_t kSliceBytes = 16;  // stream 4, flags 4, bytes 8; then a checksum for each block
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kSliceAbsent = 1;
-// 64 blocks of at most 768 tokens; a layout has at most 4096 streams; extra keys are bounded by the C ABI at 1 KiB each.
+// 64 blocks of at most 768 tokens; a layout has at most 4096 streams; extra keys are bounded by the C ABI at 1 KiB
+// each.
 constexpr uint32_t kMaxTokens = 1u << 16;
 constexpr uint32_t kMaxExtraBytes = 1u << 24;
 constexpr uint32_t kMaxSlices = 1u << 13;

@@ -223,8 +223,8 @@ MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) co
 
 // ---- Use and expiry ----
 
-// The insert counts as the first use. A run's first block has the bytes of all; the others are worth what blocks of this
-// trie are worth in the mean, since all are of one layout.
+// The insert counts as the first use. A run's first block has the bytes of all; the others are worth what blocks of
+// this trie are worth in the mean, since all are of one layout.
 uint64_t Trie::HeatOf(const Node& node, uint64_t tick) const {
   const bool first = node.run_index == 0;
   const uint64_t cost = first ? options_.block_cost * (node.run_more + 1) : options_.block_cost;

@@ -234,7 +234,8 @@ def check(folder):
         del wanted["record_key"]  # follows from digests
         if decode(meta, payload) != wanted:
             problems.append(f"{name}: {decode(meta, payload)}, expected {wanted}")
-        problems += [f"{name}: accepts a meta of {n} bytes" for n in range(len(meta)) if not refuses(decode_meta, meta[:n])]
+        problems += [f"{name}: accepts a meta of {n} bytes" for n in range(len(meta))
+                     if not refuses(decode_meta, meta[:n])]
         problems += [f"{name}: accepts a payload of {n} bytes" for n in range(len(payload))
                      if not refuses(decode_payload, payload[:n])]
     fields, layout = decode_namespace(bytes.fromhex(expected["namespace"]["slices"][0]["data"][0]))
