@@ -20,6 +20,7 @@
 #include <compare>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -29,6 +30,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "lib/base/bytes.h"
+#include "lib/base/mutex.h"
 
 namespace kvstrata::core::storage {
 
@@ -51,6 +53,8 @@ struct Result {
   absl::Status status;
   // Payload bytes stored by a put or delivered by a get; 0 on failure.
   uint64_t bytes = 0;
+  // A get whose bytes were in memory: nothing had to be read from a medium.
+  bool from_memory = false;
 };
 
 // Called exactly once, on any thread, inline from Submit included; holds no lock of the backend. It may call Submit,
@@ -123,6 +127,47 @@ struct Capabilities {
   uint64_t max_payload_bytes = UINT64_MAX;
 };
 
+// One record's payload in a storage's memory. It stays where it is, unchanged, as long as anybody holds it, whatever
+// becomes of the record: one that is put anew is another HeldRecord. Its memory counts against the storage's bound
+// until the last holder has let go.
+//
+// Thread rule: all functions on any thread at once.
+class HeldRecord {
+ public:
+  HeldRecord() = default;
+  HeldRecord(const HeldRecord&) = delete;
+  HeldRecord& operator=(const HeldRecord&) = delete;
+  virtual ~HeldRecord() = default;
+
+  virtual base::ByteView payload() const = 0;
+  // What a holder has found out about the bytes and wants to find out once only; the storage does not look at it.
+  std::shared_ptr<const void> note() const {
+    base::MutexLock lock(mutex_);
+    return note_;
+  }
+  void set_note(std::shared_ptr<const void> note) {
+    base::MutexLock lock(mutex_);
+    note_.swap(note);
+  }
+
+ private:
+  mutable base::Mutex mutex_;
+  std::shared_ptr<const void> note_ ABSL_GUARDED_BY(mutex_);
+};
+
+// What a storage with a tier of memory over another storage has done since it was opened, and what it holds now.
+struct TierStats {
+  uint64_t capacity_bytes = 0;          // of the memory
+  uint64_t used_bytes = 0;              // of it, records that are still held after they have left the tier included
+  uint64_t dirty_bytes = 0;             // of these, payload that is not below yet
+  uint64_t hits = 0, hit_bytes = 0;     // gets from memory
+  uint64_t misses = 0, miss_bytes = 0;  // gets that the storage below has answered
+  uint64_t promotions = 0, promoted_bytes = 0;
+  uint64_t evictions = 0, evicted_bytes = 0;
+  uint64_t bypasses = 0;  // puts that found no room in memory
+  uint64_t lost = 0;      // records that were put and could not be written below: they are gone
+};
+
 class Storage {
  public:
   Storage() = default;
@@ -163,6 +208,12 @@ class Storage {
   // What puts could still take from the medium that others write to as well: the file system's free bytes. Nothing
   // where there is no such medium, where it cannot be asked, or where puts take nothing from it.
   virtual std::optional<uint64_t> FreeBytes() const { return std::nullopt; }
+
+  // The record where this storage has it in memory, without a copy; null where it has not, and after Close. Not a get:
+  // it never reads from a medium.
+  virtual std::shared_ptr<HeldRecord> Hold(const Key& /*key*/) { return nullptr; }
+  // Nothing where there is no tier of memory.
+  virtual std::optional<TierStats> Tier() const { return std::nullopt; }
 
   // Refuses new calls from now on and waits until the accepted requests have completed and other calls have returned;
   // kTimeout when they have not after `patience`: they still complete later, and Close may be called again. Closing

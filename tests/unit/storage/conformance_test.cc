@@ -13,6 +13,7 @@
 #include "lib/base/status.h"
 #include "lib/storage/memory.h"
 #include "lib/storage/segment/segment_storage.h"
+#include "lib/storage/tiered.h"
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/faulty_os.h"
@@ -55,6 +56,23 @@ std::unique_ptr<storage::Storage> Memory() {
   return std::make_unique<storage::MemoryStorage>(storage::MemoryOptions{64 << 20});
 }
 
+std::unique_ptr<storage::Storage> Tiered(std::unique_ptr<storage::Storage> lower, storage::WritePolicy write,
+                                         uint64_t memory_bytes) {
+  storage::TieredOptions options;
+  options.lower = std::move(lower);
+  options.write = write;
+  options.memory_bytes = memory_bytes;
+  auto opened = storage::TieredStorage::Open(std::move(options));
+  REQUIRE(opened.ok());
+  return std::move(*opened);
+}
+
+std::unique_ptr<storage::Storage> CompletingAtRandom() {
+  auto faulty = std::make_unique<kvstrata::test::FaultyStorage>(Memory(), 20250102);
+  faulty->CompleteAtRandom(true);
+  return faulty;
+}
+
 std::unique_ptr<Backend> Make(const std::string& kind) {
   auto backend = std::make_unique<Backend>();
   if (kind == "segment") backend->store = OpenSegment(*backend, &backend->os);
@@ -65,17 +83,21 @@ std::unique_ptr<Backend> Make(const std::string& kind) {
     backend->store = OpenSegment(*backend, &backend->os);
   }
   if (kind == "memory") backend->store = Memory();
-  if (kind == "faulty") {
-    auto faulty = std::make_unique<kvstrata::test::FaultyStorage>(Memory(), 20250102);
-    faulty->CompleteAtRandom(true);
-    backend->store = std::move(faulty);
+  if (kind == "faulty") backend->store = CompletingAtRandom();
+  if (kind == "memory over segment") {
+    backend->store = Tiered(OpenSegment(*backend, &backend->os), storage::WritePolicy::kThrough, 64 << 20);
   }
+  // Where records come and go all the time.
+  if (kind == "little memory") backend->store = Tiered(CompletingAtRandom(), storage::WritePolicy::kThrough, 9000);
+  if (kind == "writing back") backend->store = Tiered(CompletingAtRandom(), storage::WritePolicy::kBack, 64 << 20);
+  if (kind == "writing back little") backend->store = Tiered(CompletingAtRandom(), storage::WritePolicy::kBack, 9000);
   REQUIRE(backend->store != nullptr);
   return backend;
 }
 
 std::string AnyBackend() {
-  return GENERATE("memory", "segment", "segment on the system", "segment in small pieces", "faulty");
+  return GENERATE("memory", "segment", "segment on the system", "segment in small pieces", "faulty",
+                  "memory over segment", "little memory", "writing back", "writing back little");
 }
 
 }  // namespace
@@ -157,6 +179,8 @@ TEST_CASE("a put replaces the older record as a whole, shorter and longer") {
     const std::string meta(size % 50, 'm');
     REQUIRE(PutNow(store, KeyOf(1), payload, meta).status.ok());
     CHECK(ReadNow(store, KeyOf(1)).value() == payload);
+    // What is on its way below is counted with what it replaces there.
+    REQUIRE(store.Sync().ok());
     CHECK(store.UsedBytes() == empty + store.StoredBytes(size, size % 50));
     std::vector<storage::ListEntry> entries;
     REQUIRE(ListAll(store, 10, &entries).ok());

@@ -1,0 +1,498 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of records, and the requests of callers. What happens behind them is in tiered_worker.cc.
+#include "lib/storage/tiered.h"
+
+#include <algorithm>
+#include <new>
+#include <string>
+#include <utility>
+
+#include "absl/hash/hash.h"
+#include "lib/base/status.h"
+#include "lib/storage/quiet_thread.h"
+#include "lib/storage/request_check.h"
+
+namespace kvstrata::core::storage {
+namespace {
+
+// Fingerprints of keys that were read once: 128 KiB, each in the one place that its hash gives it.
+constexpr size_t kSightings = 16 * 1024;
+// Records that wait for their promotion. Who is hit while as many wait is promoted at another hit.
+constexpr size_t kMaxPromotions = 64;
+// A place in one piece may be hard to find although the bytes are there: then up to this many times its size goes.
+constexpr uint64_t kEvictionFactor = 4;
+
+}  // namespace
+
+TieredStorage::TieredStorage(TieredOptions options)
+    : lower_(std::move(options.lower)),
+      write_(options.write),
+      promotion_(options.promotion),
+      max_dirty_bytes_(options.dirty_bytes == 0 ? options.memory_bytes / 2 : options.dirty_bytes),
+      memory_(std::make_shared<TierMemory>(options.memory_bytes, options.allocator)),
+      gate_(lower_->capabilities().max_requests) {
+  base::MutexLock lock(mutex_);
+  if (promotion_ == Promotion::kSecondHit) sightings_.resize(kSightings);
+  to_promote_.reserve(kMaxPromotions);
+}
+
+absl::StatusOr<std::unique_ptr<TieredStorage>> TieredStorage::Open(TieredOptions options) {
+  std::unique_ptr<TieredStorage> tiered(new TieredStorage(std::move(options)));
+  absl::StatusOr<std::thread> worker = StartQuietThread("kvstrata-tier", [self = tiered.get()] { self->Work(); });
+  if (!worker.ok()) return worker.status();
+  tiered->worker_ = *std::move(worker);
+  return tiered;
+}
+
+TieredStorage::~TieredStorage() {
+  if (gate_.InForkedChild()) {
+    // Its thread is the parent's, and its records are what the parent still writes.
+    if (worker_.joinable()) worker_.detach();
+    return;
+  }
+  Close(std::chrono::nanoseconds::max()).IgnoreError();
+}
+
+// --- requests ----------------------------------------------------------------------------------------------------
+
+absl::Status TieredStorage::Submit(std::span<const Request> requests) {
+  if (absl::Status status = CheckBatch(requests, capabilities()); !status.ok()) return status;
+  if (absl::Status status = gate_.EnterRequests(requests.size()); !status.ok()) return status;
+  Batch batch;
+  absl::Status status;
+  try {
+    // So that nothing below can fail between what it counts and what it keeps.
+    batch.here.reserve(requests.size());
+    batch.below.reserve(requests.size());
+    batch.requests.reserve(requests.size());
+    for (const Request& request : requests) Prepare(request, &batch);
+    // From here on each belongs to its completion, which may run before the lower tier's Submit returns.
+    if (!batch.requests.empty()) {
+      std::vector<Below*> released;
+      for (const std::unique_ptr<Below>& below : batch.below) released.push_back(below.get());
+      for (std::unique_ptr<Below>& below : batch.below) static_cast<void>(below.release());
+      status = lower_->Submit(batch.requests);
+      if (!status.ok()) {
+        for (size_t i = 0; i < released.size(); ++i) batch.below[i].reset(released[i]);
+      }
+    }
+  } catch (const std::bad_alloc&) {
+    status = base::MakeStatus(base::Code::kOutOfMemory, "submit", std::to_string(requests.size()) + " requests");
+  }
+  if (!status.ok()) {
+    Undo(batch);
+    for (size_t i = 0; i < requests.size(); ++i) gate_.LeaveRequest();
+    return status;
+  }
+  for (Here& here : batch.here) RunHere(here);
+  return absl::OkStatus();
+}
+
+void TieredStorage::Prepare(const Request& request, Batch* batch) {
+  if (std::holds_alternative<Get>(request.operation)) {
+    PrepareGet(request, batch);
+  } else {
+    PreparePut(request, batch);
+  }
+}
+
+void TieredStorage::PrepareGet(const Request& request, Batch* batch) {
+  const Get& get = std::get<Get>(request.operation);
+  {
+    base::MutexLock lock(mutex_);
+    Slot* const slot = Find(get.key);
+    if (slot != nullptr && (slot->gone || slot->record != nullptr)) {
+      Touch(*slot);
+      batch->here.push_back({&request, slot->gone ? nullptr : slot->record, nullptr});
+      return;
+    }
+  }
+  auto below = std::make_unique<Below>();
+  below->kind = Below::Kind::kGet;
+  below->key = get.key;
+  below->begins_use = get.offset == 0;
+  AddBelow(request, std::move(below), batch);
+}
+
+void TieredStorage::PreparePut(const Request& request, Batch* batch) {
+  const Put& put = std::get<Put>(request.operation);
+  std::shared_ptr<TierRecord> record = CopyOf(put);
+  auto below = std::make_unique<Below>();
+  below->kind = Below::Kind::kPut;
+  below->key = put.key;
+  base::MutexLock lock(mutex_);
+  if (write_ == WritePolicy::kBack) {
+    if (record != nullptr && ReserveDirty(put.key, record->bytes())) {
+      batch->here.push_back({&request, std::move(record), nullptr});
+      return;
+    }
+    Slot* const slot = Find(put.key);
+    if (slot != nullptr && (slot->dirty || slot->settling || slot->deferred != nullptr)) {
+      // Through would overtake what is on its way (I2).
+      slot->prepared += 1;
+      below->owner = this;
+      below->completion = request.completion;
+      below->request = {request.operation, CompletionOf(below.get())};
+      batch->here.push_back({&request, nullptr, std::move(below)});
+      return;
+    }
+  }
+  if (record == nullptr) ++stats_.bypasses;
+  below->record = std::move(record);
+  BeginChange(At(put.key));
+  below->is_change = true;
+  AddBelow(request, std::move(below), batch);
+}
+
+void TieredStorage::AddBelow(const Request& request, std::unique_ptr<Below> below, Batch* batch) {
+  below->owner = this;
+  below->completion = request.completion;
+  batch->requests.push_back(request);
+  batch->requests.back().completion = CompletionOf(below.get());
+  batch->below.push_back(std::move(below));
+}
+
+// The lower tier has refused the batch, or memory for it ran out.
+void TieredStorage::Undo(const Batch& batch) {
+  base::MutexLock lock(mutex_);
+  for (const Here& here : batch.here) {
+    const Put* const put = std::get_if<Put>(&here.request->operation);
+    if (put == nullptr) continue;
+    if (here.record != nullptr) dirty_bytes_ -= here.record->bytes();
+    Slot& slot = At(put->key);
+    slot.prepared -= 1;
+    Review(slot);
+  }
+  for (const std::unique_ptr<Below>& below : batch.below) {
+    if (below->is_change) EndChange(At(below->key));
+  }
+}
+
+void TieredStorage::RunHere(Here& here) {
+  if (here.deferred != nullptr) return Defer(std::move(here.deferred));
+  Result result;
+  if (const Put* put = std::get_if<Put>(&here.request->operation)) {
+    PublishDirty(*put, here.record);
+    result.bytes = here.record->bytes();
+  } else {
+    result = RunGet(std::get<Get>(here.request->operation), here.record);
+  }
+  here.request->completion.Run(result);
+  gate_.LeaveRequest();
+}
+
+Result TieredStorage::RunGet(const Get& get, const std::shared_ptr<TierRecord>& record) {
+  if (record == nullptr) return {base::MakeStatus(base::Code::kNotFound, "key", "no such record"), 0};
+  absl::Status status = CheckRange(get.offset, get.destination.size(), record->bytes());
+  if (!status.ok()) return {std::move(status), 0};
+  const base::ByteView range = record->payload().subspan(static_cast<size_t>(get.offset), get.destination.size());
+  std::ranges::copy(range, get.destination.begin());
+  base::MutexLock lock(mutex_);
+  ++stats_.hits;
+  stats_.hit_bytes += range.size();
+  return {absl::OkStatus(), range.size(), /*from_memory=*/true};
+}
+
+void TieredStorage::Defer(std::unique_ptr<Below> below) {
+  base::MutexLock lock(mutex_);
+  Slot& slot = At(below->key);
+  slot.prepared -= 1;
+  Below** end = &slot.deferred;
+  while (*end != nullptr) end = &(*end)->next;
+  *end = below.release();
+  Review(slot);
+}
+
+// A put that completes with this.
+void TieredStorage::PublishDirty(const Put& put, const std::shared_ptr<TierRecord>& record) {
+  std::shared_ptr<TierRecord> old;
+  base::MutexLock lock(mutex_);
+  Slot& slot = At(put.key);
+  slot.prepared -= 1;
+  old = TakeOut(slot);
+  slot.version += 1;
+  slot.gone = false;
+  slot.gave_up = false;
+  slot.dirty = true;
+  slot.record = record;
+  dirty_stored_bytes_ += StoredBytes(record->bytes(), record->meta().size());
+  Review(slot);
+}
+
+void TieredStorage::Complete(void* user, const Result& result) {
+  const std::unique_ptr<Below> below(static_cast<Below*>(user));
+  TieredStorage& self = *below->owner;
+  switch (below->kind) {
+    case Below::Kind::kGet: return self.FinishGet(*below, result);
+    case Below::Kind::kPut: return self.FinishPut(*below, result);
+    case Below::Kind::kFlush: return self.FinishFlush(*below, result);
+    case Below::Kind::kPromote: return self.FinishPromotion(*below, result);
+  }
+}
+
+void TieredStorage::FinishGet(Below& below, const Result& result) {
+  below.completion.Run(result);
+  {
+    base::MutexLock lock(mutex_);
+    if (result.status.ok()) {
+      ++stats_.misses;
+      stats_.miss_bytes += result.bytes;
+      if (below.begins_use && WantsPromotion(below.key)) {
+        to_promote_.push_back(below.key);
+        changed_.NotifyAll();
+      }
+    }
+  }
+  gate_.LeaveRequest();
+}
+
+void TieredStorage::FinishPut(Below& below, const Result& result) {
+  std::shared_ptr<TierRecord> old;
+  {
+    base::MutexLock lock(mutex_);
+    Slot& slot = At(below.key);
+    // A newer one that is dirty stays.
+    if (!slot.dirty) {
+      old = TakeOut(slot);
+      if (result.status.ok()) slot.gone = false;
+      // What a failed put has left is not known here either.
+      if (result.status.ok() && !slot.contested && below.record != nullptr) SetClean(slot, std::move(below.record));
+    }
+    EndChange(slot);
+  }
+  old.reset();
+  below.completion.Run(result);
+  gate_.LeaveRequest();
+}
+
+absl::StatusOr<std::optional<uint64_t>> TieredStorage::Stat(const Key& key) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  {
+    base::MutexLock lock(mutex_);
+    const Slot* const slot = Find(key);
+    if (slot != nullptr && slot->gone) return std::optional<uint64_t>();
+    if (slot != nullptr && slot->record != nullptr) return std::optional<uint64_t>(slot->record->bytes());
+  }
+  return lower_->Stat(key);
+}
+
+absl::Status TieredStorage::Remove(const Key& key) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  std::shared_ptr<TierRecord> old;
+  bool was_dirty = false;
+  {
+    base::MutexLock lock(mutex_);
+    Slot& slot = At(key);
+    if (slot.gone && !slot.gave_up) return absl::OkStatus();
+    was_dirty = slot.dirty;
+    old = TakeOut(slot);
+    if (slot.settling || (was_dirty && slot.changes > 0)) {
+      // Behind what is on its way (I2); nobody sees the record from now on.
+      Hide(slot);
+      Review(slot);
+      return absl::OkStatus();
+    }
+    BeginChange(slot);
+  }
+  const absl::Status status = lower_->Remove(key);
+  std::shared_ptr<TierRecord> meanwhile;
+  base::MutexLock lock(mutex_);
+  Slot& slot = At(key);
+  if (!slot.dirty) {
+    meanwhile = TakeOut(slot);
+    if (status.ok()) slot.gone = false;
+    // What lies below is older than what a get would have found before.
+    if (!status.ok() && was_dirty) Hide(slot);
+  }
+  EndChange(slot);
+  return status;
+}
+
+absl::Status TieredStorage::Sync() {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  Drain(base::DeadlineAfter(std::chrono::nanoseconds::max()));
+  absl::Status status = TakeFailures();
+  status.Update(lower_->Sync());
+  return status;
+}
+
+absl::Status TieredStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  Drain(base::DeadlineAfter(std::chrono::nanoseconds::max()));
+  if (absl::Status status = lower_->List(cursor, limit, page); !status.ok()) return status;
+  base::MutexLock lock(mutex_);
+  std::erase_if(page->entries, [this](const ListEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    const Slot* const slot = Find(entry.key);
+    return slot != nullptr && slot->gone;
+  });
+  return absl::OkStatus();
+}
+
+uint64_t TieredStorage::UsedBytes() const {
+  if (gate_.InForkedChild()) return 0;
+  const uint64_t below = lower_->UsedBytes();
+  base::MutexLock lock(mutex_);
+  return below + dirty_stored_bytes_;
+}
+
+std::shared_ptr<HeldRecord> TieredStorage::Hold(const Key& key) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return nullptr;
+  base::MutexLock lock(mutex_);
+  Slot* const slot = Find(key);
+  if (slot == nullptr || slot->gone) return nullptr;
+  Touch(*slot);
+  return slot->record;
+}
+
+std::optional<TierStats> TieredStorage::Tier() const {
+  if (gate_.InForkedChild()) return std::nullopt;
+  base::MutexLock lock(mutex_);
+  TierStats stats = stats_;
+  stats.capacity_bytes = memory_->capacity_bytes();
+  stats.used_bytes = memory_->used_bytes();
+  stats.dirty_bytes = dirty_bytes_;
+  return stats;
+}
+
+// --- room --------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<TierRecord> TieredStorage::MakeRecord(uint64_t bytes, base::ByteView meta) {
+  const uint64_t cost = TierMemory::Cost(bytes, meta.size());
+  if (cost > memory_->capacity_bytes()) return nullptr;
+  for (uint64_t evicted = 0; evicted / kEvictionFactor <= cost;) {
+    if (std::shared_ptr<TierRecord> record = memory_->Make(bytes, meta); record != nullptr) return record;
+    const uint64_t step = Evict(cost);
+    if (step == 0) return nullptr;
+    evicted += step;
+  }
+  return nullptr;
+}
+
+std::shared_ptr<TierRecord> TieredStorage::CopyOf(const Put& put) {
+  std::shared_ptr<TierRecord> record = MakeRecord(PayloadBytes(put).value_or(UINT64_MAX), put.meta);
+  if (record == nullptr) return nullptr;
+  auto to = record->room().begin();
+  for (const base::ByteView part : put.parts) to = std::ranges::copy(part, to).out;
+  return record;
+}
+
+// The coldest that nobody holds, until `bytes` are free. What that came to.
+uint64_t TieredStorage::Evict(uint64_t bytes) {
+  std::vector<std::shared_ptr<TierRecord>> evicted;  // freed without the lock
+  uint64_t freed = 0;
+  base::MutexLock lock(mutex_);
+  for (size_t left = warm_.size(); left > 0 && freed < bytes; --left) {
+    Slot& slot = *warm_.first();
+    // Whoever else has it got it under this lock.
+    if (slot.record.use_count() > 1) {
+      Touch(slot);
+      continue;
+    }
+    const uint64_t cost = TierMemory::Cost(slot.record->bytes(), slot.record->meta().size());
+    freed += cost;
+    ++stats_.evictions;
+    stats_.evicted_bytes += slot.record->bytes();
+    evicted.push_back(TakeOut(slot));
+    Review(slot);
+  }
+  return freed;
+}
+
+// Also makes the slot, so that nothing can fail once the batch is accepted.
+bool TieredStorage::ReserveDirty(const Key& key, uint64_t bytes) {
+  if (bytes > max_dirty_bytes_ || dirty_bytes_ > max_dirty_bytes_ - bytes) return false;
+  At(key).prepared += 1;
+  dirty_bytes_ += bytes;
+  return true;
+}
+
+// --- the table ---------------------------------------------------------------------------------------------------
+
+TieredStorage::Slot* TieredStorage::Find(const Key& key) {
+  const auto found = slots_.find(key);
+  return found == slots_.end() ? nullptr : found->second.get();
+}
+
+TieredStorage::Slot& TieredStorage::At(const Key& key) {
+  std::unique_ptr<Slot>& slot = slots_[key];
+  if (slot == nullptr) {
+    slot = std::make_unique<Slot>();
+    slot->key = key;
+  }
+  return *slot;
+}
+
+void TieredStorage::Touch(Slot& slot) {
+  if (!slot.warm.linked) return;
+  warm_.Remove(slot);
+  warm_.PushBack(slot);
+}
+
+void TieredStorage::SetClean(Slot& slot, std::shared_ptr<TierRecord> record) {
+  warm_.PushBack(slot);
+  slot.record = std::move(record);
+}
+
+std::shared_ptr<TierRecord> TieredStorage::TakeOut(Slot& slot) {
+  if (slot.record == nullptr) return nullptr;
+  if (slot.dirty) {
+    dirty_bytes_ -= slot.record->bytes();
+    dirty_stored_bytes_ -= StoredBytes(slot.record->bytes(), slot.record->meta().size());
+    slot.dirty = false;
+  } else {
+    warm_.Remove(slot);
+  }
+  return std::exchange(slot.record, nullptr);
+}
+
+void TieredStorage::BeginChange(Slot& slot) {
+  slot.version += 1;
+  slot.changes += 1;
+  if (slot.changes > 1) slot.contested = true;
+}
+
+void TieredStorage::EndChange(Slot& slot) {
+  slot.changes -= 1;
+  if (slot.changes == 0) slot.contested = false;
+  Review(slot);
+}
+
+void TieredStorage::Hide(Slot& slot) {
+  slot.version += 1;
+  slot.gone = true;
+  slot.gave_up = false;
+}
+
+void TieredStorage::Review(Slot& slot) {
+  const bool owes = slot.dirty || (slot.gone && !slot.gave_up);
+  // A key that owes something already goes on owing from when it began.
+  if (owes && !slot.owing.linked) {
+    slot.owed = ++last_owed_;
+    owing_.PushBack(slot);
+  } else if (!owes && slot.owing.linked) {
+    owing_.Remove(slot);
+    changed_.NotifyAll();
+  }
+  if ((owes || slot.deferred != nullptr) && slot.changes == 0 && !slot.to_settle.linked) {
+    to_settle_.PushBack(slot);
+    changed_.NotifyAll();
+  }
+  const bool in_use = slot.changes > 0 || slot.prepared > 0 || slot.promoting || slot.to_settle.linked;
+  if (slot.record == nullptr && !slot.gone && !in_use) slots_.erase(Key(slot.key));
+}
+
+bool TieredStorage::WantsPromotion(const Key& key) {
+  if (promotion_ == Promotion::kNever || stopping_ || to_promote_.size() >= kMaxPromotions) return false;
+  const Slot* const slot = Find(key);
+  if (slot != nullptr && (slot->record != nullptr || slot->gone || slot->promoting)) return false;
+  if (promotion_ == Promotion::kAlways) return true;
+  const uint64_t fingerprint = absl::HashOf(key) | 1;
+  return std::exchange(sightings_[fingerprint / 2 % kSightings], fingerprint) == fingerprint;
+}
+
+}  // namespace kvstrata::core::storage
