@@ -3,7 +3,7 @@
 # Installs from Debian's archive what a purpose of this repository needs and is not there yet; does nothing, and asks
 # for no rights, when nothing is missing.
 #
-# usage: install-packages.sh build|test|bench ...
+# usage: install-packages.sh build|test|bench|package ...
 set -euo pipefail
 
 packages_of() {
@@ -12,9 +12,13 @@ packages_of() {
       echo "g++ cmake ninja-build pkg-config"
       echo "libabsl-dev libhwy-dev libzstd-dev libxxhash-dev nlohmann-json3-dev"
       ;;
-    test) echo "abigail-tools catch2 golang-go python3 python3-pip python3-setuptools python3-wheel python3-xxhash" ;;
+    test)
+      echo "abigail-tools catch2 dpkg-dev golang-go"
+      echo "python3 python3-pip python3-setuptools python3-wheel python3-xxhash"
+      ;;
+    package) echo "dpkg-dev" ;;
     bench) echo "libbenchmark-dev librocksdb-dev liblmdb-dev" ;;
-    *) echo "install-packages.sh: no such purpose: $1 (build, test, bench)" >&2; return 2 ;;
+    *) echo "install-packages.sh: no such purpose: $1 (build, test, bench, package)" >&2; return 2 ;;
   esac
 }
 

@@ -1,8 +1,10 @@
-# What is installed: headers, both libraries, a CMake package and a pkg-config file.
+# What is installed: headers, both libraries, a CMake package and a pkg-config file. Two components: `runtime` is what a
+# program needs that was linked, `development` all else.
 include(CMakePackageConfigHelpers)
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvstrata)
 
-install(DIRECTORY include/kvstrata DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+install(DIRECTORY include/kvstrata DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
 
 # Two export sets: who wants the shared library need not have its dependencies' packages.
 foreach(kind IN ITEMS shared static)
@@ -11,8 +13,9 @@ foreach(kind IN ITEMS shared static)
     set(target kvstrata_static)
   endif()
   install(TARGETS ${target} EXPORT kvstrata-${kind}-targets
-    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-  install(EXPORT kvstrata-${kind}-targets NAMESPACE kvstrata:: DESTINATION ${package_folder})
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT runtime NAMELINK_COMPONENT development
+    ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
+  install(EXPORT kvstrata-${kind}-targets NAMESPACE kvstrata:: DESTINATION ${package_folder} COMPONENT development)
 endforeach()
 
 configure_package_config_file(cmake/kvstrata-config.cmake.in ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
@@ -49,5 +52,7 @@ endif()
 configure_file(cmake/kvstrata.pc.in ${PROJECT_BINARY_DIR}/package/kvstrata.pc @ONLY)
 
 install(FILES ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
-  ${PROJECT_BINARY_DIR}/package/kvstrata-config-version.cmake DESTINATION ${package_folder})
-install(FILES ${PROJECT_BINARY_DIR}/package/kvstrata.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
+  ${PROJECT_BINARY_DIR}/package/kvstrata-config-version.cmake DESTINATION ${package_folder}
+  COMPONENT development)
+install(FILES ${PROJECT_BINARY_DIR}/package/kvstrata.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig
+  COMPONENT development)

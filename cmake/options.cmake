@@ -23,6 +23,12 @@ if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_BUILD_TYPE AND NOT CMAKE_CONFIGURATION_TYP
   set(CMAKE_BUILD_TYPE RelWithDebInfo CACHE STRING "Build type" FORCE)
 endif()
 
+# A build with tests also makes Debian's packages, whose libraries lie where multiarch wants them; by itself CMake does
+# that for the prefix /usr alone. Loader, CMake and pkg-config look there below any other prefix as well.
+if(KVSTRATA_BUILD_TESTS AND EXISTS /etc/debian_version AND CMAKE_LIBRARY_ARCHITECTURE)
+  set(CMAKE_INSTALL_LIBDIR lib/${CMAKE_LIBRARY_ARCHITECTURE} CACHE PATH "Libraries, below the prefix")
+endif()
+
 # In this directory and below only: a parent project keeps its own. The core is C++20, public headers are C++17.
 set(CMAKE_CXX_STANDARD 20)
 set(CMAKE_CXX_STANDARD_REQUIRED ON)
