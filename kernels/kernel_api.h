@@ -9,6 +9,13 @@
 
 #include "kvstrata/kernels.h"
 
+// Functions that nvcc compiles for both sides.
+#if defined(__CUDACC__)
+#define KVSTRATA_HOST_DEVICE __host__ __device__
+#else
+#define KVSTRATA_HOST_DEVICE
+#endif
+
 namespace kvstrata::kernels {
 
 inline constexpr int32_t kOk = KVSTRATA_KERNELS_OK;

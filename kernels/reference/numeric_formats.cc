@@ -2,39 +2,17 @@
 // Packed rows (formats of reference section 7 and 11.4), conversions, Hadamard.
 //
 // I1: quantising a row in place and unpacking its packed bytes give the same floats, because both go through the
-//     same block functions (BlockScale, Encode, Decode).
+//     same block functions (grid.h).
 #include <algorithm>
 #include <cstring>
 
 #include "kernels/arguments.h"
 #include "kernels/reference/functions.h"
+#include "kernels/reference/grid.h"
 #include "kernels/reference/scalar.h"
 
 namespace kvstrata::kernels::reference {
 namespace {
-
-// Element and scale type of a format, and its block.
-struct Grid {
-  bool e2m1;         // codes: E2M1, else E4M3
-  bool e4m3_scale;   // scale: E4M3, else a power of two
-  bool f32_scale;    // the power of two is stored as a float, else as UE8M0
-  uint32_t block;    // channels of one scale
-  float amax_floor;  // keeps the scale of an all-zero block finite
-  float reciprocal;  // fp32(1 / largest element)
-};
-
-Grid GridOf(int32_t format, uint32_t width) {
-  constexpr float kFp8Floor = 1e-4f;
-  constexpr float kFp4Floor = 0x6p-126f;
-  constexpr float kFp4E4M3Floor = 0x6p-9f;
-  switch (format) {
-    case KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP4: return {true, false, false, 32, kFp4Floor, 1.0f / kE2M1Max};
-    case KVSTRATA_KERNELS_FORMAT_V4_INDEX_FP8: return {false, false, true, width, kFp8Floor, 1.0f / kE4M3Max};
-    case KVSTRATA_KERNELS_FORMAT_V41_WINDOW: return {false, false, false, 32, kFp8Floor, 1.0f / kE4M3Max};
-    case KVSTRATA_KERNELS_FORMAT_V41_ENTRY: return {true, true, false, 16, kFp4E4M3Floor, 1.0f / kE2M1Max};
-    default: return {false, false, false, 64, kFp8Floor, 1.0f / kE4M3Max};
-  }
-}
 
 float MaxMagnitude(const float* values, uint32_t count) {
   float largest = 0;
@@ -45,24 +23,7 @@ float MaxMagnitude(const float* values, uint32_t count) {
   return largest;
 }
 
-// The stored scale byte of a block: UE8M0 of ceil(log2(amax / largest element)), or E4M3(amax / 6) by true division.
-uint8_t BlockScale(const Grid& grid, const float* values) {
-  const float amax = MaxMagnitude(values, grid.block);
-  const float floored = amax > grid.amax_floor ? amax : grid.amax_floor;
-  if (grid.e4m3_scale) return EncodeE4M3(floored / kE2M1Max);
-  return CeilUE8M0(floored * grid.reciprocal);
-}
-
-float ScaleValue(const Grid& grid, uint8_t byte) { return grid.e4m3_scale ? DecodeE4M3(byte) : DecodeUE8M0(byte); }
-
-// Division by a power of two is exact; by an E4M3 scale it is the rounded quotient that the format's definition wants.
-uint8_t Encode(const Grid& grid, float value, float scale) {
-  return grid.e2m1 ? EncodeE2M1(value / scale) : EncodeE4M3(value / scale);
-}
-
-float Decode(const Grid& grid, uint8_t code, float scale) {
-  return (grid.e2m1 ? DecodeE2M1(code) : DecodeE4M3(code)) * scale;
-}
+uint8_t BlockScale(const Grid& grid, const float* values) { return ScaleByte(grid, MaxMagnitude(values, grid.block)); }
 
 void StoreLittle(uint32_t value, uint32_t bytes, uint8_t* out) {
   for (uint32_t i = 0; i < bytes; ++i) out[i] = static_cast<uint8_t>(value >> (8 * i));

@@ -12,27 +12,29 @@
 #include <cmath>
 #include <cstdint>
 
+#include "kernels/kernel_api.h"
+
 namespace kvstrata::kernels::reference {
 
 // ---- bf16: the upper 16 bits of a float -----------------------------------------------------------------------
 
-inline float Bf16ToF32(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
+KVSTRATA_HOST_DEVICE inline float Bf16ToF32(uint16_t bits) { return std::bit_cast<float>(uint32_t{bits} << 16); }
 
 // Round to nearest, ties to even. A NaN stays a NaN: its payload might lie in the dropped bits, so it is made quiet.
-inline uint16_t F32ToBf16(float value) {
+KVSTRATA_HOST_DEVICE inline uint16_t F32ToBf16(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7FFFFFFFu) > 0x7F800000u) return static_cast<uint16_t>((bits >> 16) | 0x40u);
   return static_cast<uint16_t>((bits + 0x7FFFu + ((bits >> 16) & 1u)) >> 16);
 }
 
-inline float RoundBf16(float value) { return Bf16ToF32(F32ToBf16(value)); }
+KVSTRATA_HOST_DEVICE inline float RoundBf16(float value) { return Bf16ToF32(F32ToBf16(value)); }
 
 // ---- E4M3, the variant without infinities: S EEEE MMM, bias 7, 0x7F = NaN, largest 448 ---------------------------
 
 inline constexpr float kE4M3Max = 448.0f;
 
 // Round to nearest even, saturating.
-inline uint8_t EncodeE4M3(float value) {
+KVSTRATA_HOST_DEVICE inline uint8_t EncodeE4M3(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t sign = bits >> 31 << 7;
   const uint32_t magnitude = bits & 0x7FFFFFFFu;
@@ -48,7 +50,7 @@ inline uint8_t EncodeE4M3(float value) {
   return static_cast<uint8_t>(sign | (code > 0x7Eu ? 0x7Eu : code));
 }
 
-inline float DecodeE4M3(uint8_t code) {
+KVSTRATA_HOST_DEVICE inline float DecodeE4M3(uint8_t code) {
   const uint32_t sign = uint32_t{code} >> 7 << 31;
   const uint32_t exponent = (code >> 3) & 0xFu;
   const uint32_t mantissa = code & 7u;
@@ -65,7 +67,7 @@ inline float DecodeE4M3(uint8_t code) {
 inline constexpr float kE2M1Max = 6.0f;
 
 // Nearest, ties to the even code, saturating; NaN becomes 0 (the format has none).
-inline uint8_t EncodeE2M1(float value) {
+KVSTRATA_HOST_DEVICE inline uint8_t EncodeE2M1(float value) {
   if (std::isnan(value)) return 0;
   const float a = std::fabs(value);
   const uint8_t sign = std::signbit(value) ? 8 : 0;
@@ -87,15 +89,18 @@ inline uint8_t EncodeE2M1(float value) {
   return static_cast<uint8_t>(sign | code);
 }
 
-inline float DecodeE2M1(uint8_t code) {
-  constexpr float kMagnitudes[8] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
-  const float magnitude = kMagnitudes[code & 7u];
-  return (code & 8u) != 0 ? -magnitude : magnitude;
+// Exponent in two bits above a mantissa of one; exponent 0 means 0 or 0.5, else (1 + mantissa / 2) * 2^(exponent - 1).
+KVSTRATA_HOST_DEVICE inline float DecodeE2M1(uint8_t code) {
+  const uint32_t exponent = (code >> 1) & 3u;
+  const uint32_t mantissa = code & 1u;
+  const uint32_t subnormal = mantissa != 0 ? 0x3F000000u : 0u;
+  const uint32_t magnitude = exponent == 0 ? subnormal : (exponent + 126u) << 23 | mantissa << 22;
+  return std::bit_cast<float>(magnitude | (code & 8u) << 28);
 }
 
 // ---- UE8M0: byte b means 2^(b-127), 255 is NaN -----------------------------------------------------------------
 
-inline float DecodeUE8M0(uint8_t byte) {
+KVSTRATA_HOST_DEVICE inline float DecodeUE8M0(uint8_t byte) {
   if (byte == 255) return std::bit_cast<float>(0x7FC00000u);
   if (byte == 0) return std::bit_cast<float>(0x00400000u);  // 2^-127, below the smallest normal float
   return std::bit_cast<float>(uint32_t{byte} << 23);
@@ -103,7 +108,7 @@ inline float DecodeUE8M0(uint8_t byte) {
 
 // The byte of the smallest power of two that is not below a positive `value`: the exponent field, one more if any
 // mantissa bit is set. An infinite amax gets the largest power there is.
-inline uint8_t CeilUE8M0(float value) {
+KVSTRATA_HOST_DEVICE inline uint8_t CeilUE8M0(float value) {
   const uint32_t bits = std::bit_cast<uint32_t>(value);
   const uint32_t byte = (bits >> 23) + ((bits & 0x7FFFFFu) != 0 ? 1u : 0u);
   return static_cast<uint8_t>(byte > 254u ? 254u : byte);
@@ -114,7 +119,7 @@ inline uint8_t CeilUE8M0(float value) {
 // e^x for x <= 0, within 2 ulp; below -87 it is 0 (smaller than the smallest normal float times 1.4), NaN stays NaN.
 // x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series up to r^7/5040 (the next term is below 6e-9); the
 // magic constant 1.5 * 2^23 rounds to an integer and leaves n in the low bits. Branch-free, so that loops vectorise.
-inline float ExpNonPositive(float x) {
+KVSTRATA_HOST_DEVICE inline float ExpNonPositive(float x) {
   constexpr float kLowest = -87.0f;
   constexpr float kMagic = 12582912.0f;
   constexpr float kLn2High = 0.693145751953125f;  // 15 bits of ln 2, so that n * kLn2High is exact for |n| < 512
@@ -145,7 +150,7 @@ struct SinCos {
 
 // Both to within an fp32 rounding, computed in double: the angle minus n * pi/2 in three parts of 33 bits, exact for
 // n < 2^20 (angles to 1.6 million, beyond any position of these models), then Taylor series on [-pi/4, pi/4].
-inline SinCos SinCosOf(float angle) {
+KVSTRATA_HOST_DEVICE inline SinCos SinCosOf(float angle) {
   constexpr double kPio2Part1 = 1.57079632673412561417e+00;
   constexpr double kPio2Part2 = 6.07710050630396597660e-11;
   constexpr double kPio2Part3 = 2.02226624871116645580e-21;
@@ -181,13 +186,13 @@ inline SinCos SinCosOf(float angle) {
 
 // ---- dot product ----------------------------------------------------------------------------------------------
 
-inline float AsFloat(float value) { return value; }
-inline float AsFloat(uint16_t bf16) { return Bf16ToF32(bf16); }
+KVSTRATA_HOST_DEVICE inline float AsFloat(float value) { return value; }
+KVSTRATA_HOST_DEVICE inline float AsFloat(uint16_t bf16) { return Bf16ToF32(bf16); }
 
 inline constexpr uint64_t kLanes = 16;
 
 // Adds the upper half of the lanes to the lower half until one is left.
-inline float SumLanes(float (&lanes)[kLanes]) {
+KVSTRATA_HOST_DEVICE inline float SumLanes(float (&lanes)[kLanes]) {
   for (uint64_t half = kLanes / 2; half != 0; half /= 2) {
     for (uint64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
   }
@@ -197,7 +202,7 @@ inline float SumLanes(float (&lanes)[kLanes]) {
 // The order of summation that kernels.h states for `project`: a fixed number of independent lanes, so that the sum is
 // the same on every machine and still runs at vector speed. T is float or uint16_t (bf16).
 template <typename T>
-float Dot(const float* x, const T* w, uint64_t count) {
+KVSTRATA_HOST_DEVICE float Dot(const float* x, const T* w, uint64_t count) {
   float lanes[kLanes] = {};
   uint64_t k = 0;
   for (; k + kLanes <= count; k += kLanes) {
