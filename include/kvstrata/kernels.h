@@ -64,7 +64,8 @@ enum {
   KVSTRATA_KERNELS_OK = 0,
   KVSTRATA_KERNELS_INVALID_ARGUMENT = 10, /* a NULL, misaligned or contradictory argument                       */
   KVSTRATA_KERNELS_STRUCT_TOO_NEW = 12,   /* the struct is longer than this library knows and its tail is not 0 */
-  KVSTRATA_KERNELS_UNSUPPORTED = 14       /* a valid request that this level does not implement                 */
+  KVSTRATA_KERNELS_UNSUPPORTED = 14,      /* a valid request that this level does not implement                 */
+  KVSTRATA_KERNELS_DEVICE = 70            /* CUDA: the driver refused the launch; what was queued before it stays */
 };
 
 /* Levels of kvstrata_kernels_get. The environment variable KVSTRATA_KERNELS_MAX_LEVEL (reference, portable, avx2,

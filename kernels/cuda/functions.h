@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// The CUDA level's functions of the table. Pointers in argument structs are device pointers, but for the structs
+// themselves and a move's `segments`, which are read before the call returns.
+//
+// What lies in device memory cannot be looked at before the work is queued: a page id that is negative or not below
+// page_limit skips its row, where the other levels refuse the call.
+//
+// Thread rule: any host thread; work is queued on the stream and not waited for.
+#pragma once
+
+#include "kernels/kernel_api.h"
+
+namespace kvstrata::kernels::cuda {
+
+const kvstrata_kernels* Table();
+
+int32_t PackRows(const kvstrata_pack_rows_args* args, void* stream);
+int32_t UnpackRows(const kvstrata_unpack_rows_args* args, void* stream);
+int32_t QuantizeDequantize(const kvstrata_quantize_args* args, void* stream);
+int32_t ConvertF32ToBf16(const kvstrata_convert_args* args, void* stream);
+int32_t ConvertBf16ToF32(const kvstrata_convert_args* args, void* stream);
+int32_t ConvertRoundBf16(const kvstrata_convert_args* args, void* stream);
+int32_t Hadamard(const kvstrata_hadamard_args* args, void* stream);
+int32_t RopeFrequencies(const kvstrata_rope_frequencies_args* args, void* stream);
+int32_t Rope(const kvstrata_rope_args* args, void* stream);
+int32_t RmsNorm(const kvstrata_rms_norm_args* args, void* stream);
+int32_t CsaPool(const kvstrata_pool_args* args, void* stream);
+int32_t HcaPool(const kvstrata_pool_args* args, void* stream);
+int32_t EmitEntries(const kvstrata_emit_entries_args* args, void* stream);
+int32_t Compress(const kvstrata_compress_args* args, void* stream);
+int32_t CompressWorkspaceBytes(const kvstrata_compress_args* args, uint64_t* out_bytes);
+int32_t WindowAppend(const kvstrata_window_args* args, void* stream);
+int32_t WindowImport(const kvstrata_window_args* args, void* stream);
+int32_t WindowExport(const kvstrata_window_args* args, void* stream);
+int32_t GatherRows(const kvstrata_move_args* args, void* stream);
+int32_t ScatterRows(const kvstrata_move_args* args, void* stream);
+
+// Arguments that have passed Prepare.
+int32_t PoolTokens(const kvstrata_pool_args& a, void* stream);
+
+}  // namespace kvstrata::kernels::cuda

@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// The machine that a CUDA kernel of ours sees: its place in the grid, the barrier, the warp's exchange, shared memory,
+// words of up to 16 bytes. Kernels reach the hardware through this file and in no other way, so that the same source
+// runs twice: compiled by nvcc on a GPU, and compiled by the host's compiler on a model of one, which a test provides
+// (GridMachine): there every thread of a block is a fibre, run from one meeting point (barrier, exchange) to the next
+// in an order that a seed chooses.
+//
+// A kernel is a struct: its members are its arguments, its call operator is what one thread does.
+//
+//   struct Fill {
+//     static constexpr uint32_t kThreads = 256;  // of a block; a multiple of kWarp
+//     float* values; uint64_t count;
+//     KVSTRATA_DEVICE void operator()(Thread& t) const {
+//       for (uint64_t i = t.first(); i < count; i += t.step()) values[i] = 1;
+//     }
+//   };
+//   Launch(Fill{values, count}, Grid::Over(count, Fill::kThreads), stream);
+//
+// Invariants of a kernel (the model ends a test where one is broken):
+//   I1  All threads of a block reach the same barriers; all lanes of a warp the same exchanges.
+//   I2  What one thread writes and another reads, in shared or global memory, has a barrier (of the block, or of the
+//       warp where both are in one) between them.
+//   I3  No result depends on the order of threads between two meeting points, nor on that of blocks.
+//
+// Thread rule: Launch on any host thread; it queues the work and does not wait.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "kernels/kernel_api.h"
+
+#if defined(__CUDACC__)
+#define KVSTRATA_DEVICE __device__ __forceinline__
+#else
+#define KVSTRATA_DEVICE inline
+#endif
+
+namespace kvstrata::kernels::cuda {
+
+inline constexpr uint32_t kWarp = 32;
+
+// How many blocks, and what each has.
+struct Grid {
+  uint32_t blocks = 0;
+  uint32_t shared_bytes = 0;
+
+  // One thread for each of `count` pieces of work, up to a grid that fills any GPU several times over: kernels go round
+  // with the grid's width. Never more than 2^31 - 1 blocks, the most that there can be.
+  static Grid Over(uint64_t count, uint32_t threads, uint32_t shared_bytes = 0) {
+    constexpr uint64_t kMostBlocks = 1u << 16;
+    const uint64_t blocks = (count + threads - 1) / threads;
+    return {static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks), shared_bytes};
+  }
+};
+
+// 16 bytes that move as one where source and destination are aligned for it.
+struct alignas(16) Word16 {
+  uint32_t parts[4];
+};
+
+#if defined(__CUDACC__)
+
+class Thread {
+ public:
+  __device__ uint32_t thread() const { return threadIdx.x; }
+  __device__ uint32_t threads() const { return blockDim.x; }
+  __device__ uint32_t block() const { return blockIdx.x; }
+  __device__ uint32_t blocks() const { return gridDim.x; }
+  __device__ uint32_t lane() const { return threadIdx.x % kWarp; }
+  // This thread among all of the grid, and how many there are.
+  __device__ uint64_t first() const { return uint64_t{blockIdx.x} * blockDim.x + threadIdx.x; }
+  __device__ uint64_t step() const { return uint64_t{gridDim.x} * blockDim.x; }
+
+  __device__ void Sync() const { __syncthreads(); }
+  __device__ void SyncWarp() const { __syncwarp(); }
+  // What the lane `lane() ^ mask` has given. T has 4 or 8 bytes.
+  template <typename T>
+  __device__ T ExchangeXor(T value, uint32_t mask) const {
+    return __shfl_xor_sync(0xFFFFFFFFu, value, static_cast<int>(mask));
+  }
+  // The block's shared memory, aligned to 16; its contents are undefined at first.
+  __device__ void* shared() const {
+    extern __shared__ Word16 memory[];
+    return memory;
+  }
+};
+
+template <typename Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads) RunKernel(const Kernel kernel) {
+  Thread thread;
+  kernel(thread);
+}
+
+// Queues the kernel on `stream` (a cudaStream_t). No blocks: nothing happens. KVSTRATA_KERNELS_DEVICE where the driver
+// refuses: nothing was queued then.
+template <typename Kernel>
+int32_t Launch(const Kernel& kernel, const Grid& grid, void* stream) {
+  if (grid.blocks == 0) return kOk;
+  RunKernel<Kernel><<<grid.blocks, Kernel::kThreads, grid.shared_bytes, static_cast<cudaStream_t>(stream)>>>(kernel);
+  return cudaPeekAtLastError() == cudaSuccess ? kOk : KVSTRATA_KERNELS_DEVICE;
+}
+
+#else
+
+// The model of a GPU that runs the threads of one block. Called by the thread that runs now.
+class GridMachine {
+ public:
+  virtual void Sync(uint32_t thread) = 0;
+  // Gives `bits` to the warp, and returns what lane `from` has given in the same exchange.
+  virtual uint64_t Exchange(uint32_t thread, uint64_t bits, uint32_t from) = 0;
+  virtual void* shared() = 0;
+
+ protected:
+  ~GridMachine() = default;
+};
+
+class Thread {
+ public:
+  Thread(GridMachine& machine, uint32_t thread, uint32_t threads, uint32_t block, uint32_t blocks)
+      : machine_(machine), thread_(thread), threads_(threads), block_(block), blocks_(blocks) {}
+
+  uint32_t thread() const { return thread_; }
+  uint32_t threads() const { return threads_; }
+  uint32_t block() const { return block_; }
+  uint32_t blocks() const { return blocks_; }
+  uint32_t lane() const { return thread_ % kWarp; }
+  uint64_t first() const { return uint64_t{block_} * threads_ + thread_; }
+  uint64_t step() const { return uint64_t{blocks_} * threads_; }
+
+  void Sync() const { machine_.Sync(thread_); }
+  void SyncWarp() const { machine_.Exchange(thread_, 0, 0); }
+  template <typename T>
+  T ExchangeXor(T value, uint32_t mask) const {
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+    uint64_t bits = 0;
+    std::memcpy(&bits, &value, sizeof value);
+    bits = machine_.Exchange(thread_, bits, lane() ^ mask);
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  }
+  void* shared() const { return machine_.shared(); }
+
+ private:
+  GridMachine& machine_;
+  const uint32_t thread_, threads_, block_, blocks_;
+};
+
+// Runs the blocks of a grid on the model, one after the other, before it returns. Defined by the test's program.
+void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),
+                const void* kernel);
+
+template <typename Kernel>
+int32_t Launch(const Kernel& kernel, const Grid& grid, void* /*stream*/) {
+  if (grid.blocks == 0) return kOk;
+  const auto body = [](const void* erased, Thread& thread) { (*static_cast<const Kernel*>(erased))(thread); };
+  RunOnModel(grid, Kernel::kThreads, body, &kernel);
+  return kOk;
+}
+
+#endif
+
+}  // namespace kvstrata::kernels::cuda

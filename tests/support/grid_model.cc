@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tests/support/grid_model.h"
+
+#include <sys/mman.h>
+#include <ucontext.h>
+#include <unistd.h>
+
+#include <cstddef>
+#include <memory>
+#include <utility>
+
+#include "kernels/cuda/grid.h"
+#include "tests/support/fake_random.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace kvstrata::test {
+namespace {
+
+using kernels::cuda::Grid;
+using kernels::cuda::GridMachine;
+using kernels::cuda::kWarp;
+using kernels::cuda::Thread;
+
+// A kernel's frames are small; sanitizers make them several times larger. A page below that must not be touched.
+constexpr size_t kStackBytes = 256u << 10;
+
+uint64_t seed = 1;
+uint64_t launches = 0;
+std::vector<std::string> faults;
+
+class Stack {
+ public:
+  Stack() : page_(static_cast<size_t>(sysconf(_SC_PAGESIZE))) {
+    void* memory = mmap(nullptr, kStackBytes + page_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw std::bad_alloc();
+    memory_ = static_cast<std::byte*>(memory);
+    mprotect(memory_, page_, PROT_NONE);
+  }
+  ~Stack() { munmap(memory_, kStackBytes + page_); }
+  Stack(const Stack&) = delete;
+  Stack& operator=(const Stack&) = delete;
+
+  std::byte* bottom() const { return memory_ + page_; }
+
+ private:
+  size_t page_;
+  std::byte* memory_;
+};
+
+// Contexts know nothing of AddressSanitizer, which keeps a shadow of the stack it believes to be on.
+struct Fibre {
+  ucontext_t context{};
+  void* fake_stack = nullptr;
+  const void* bottom = nullptr;
+  size_t bytes = 0;
+};
+
+void Switch(Fibre& from, Fibre& to, [[maybe_unused]] bool from_ends) {
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_start_switch_fiber(from_ends ? nullptr : &from.fake_stack, to.bottom, to.bytes);
+#endif
+  swapcontext(&from.context, &to.context);
+#if defined(__SANITIZE_ADDRESS__)
+  __sanitizer_finish_switch_fiber(from.fake_stack, nullptr, nullptr);
+#endif
+}
+
+enum class State { kRunnable, kAtBarrier, kAtExchange, kEnded };
+
+class Block final : public GridMachine {
+ public:
+  Block(uint32_t threads, std::vector<std::unique_ptr<Stack>>* stacks) : fibres_(threads), stacks_(*stacks) {
+    while (stacks_.size() < threads) stacks_.push_back(std::make_unique<Stack>());
+  }
+
+  // "" or what is wrong with the kernel.
+  std::string Run(const Grid& grid, uint32_t number, void (*body)(const void*, Thread&), const void* kernel, Rng& rng) {
+    grid_ = grid;
+    number_ = number;
+    body_ = body;
+    kernel_ = kernel;
+    states_.assign(fibres_.size(), State::kRunnable);
+    given_.assign(fibres_.size(), 0);
+    asked_.assign(fibres_.size(), 0);
+    // Exactly as long as asked, so that what lies behind it is not the kernel's.
+    shared_ = std::make_unique<kernels::cuda::Word16[]>((grid.shared_bytes + sizeof(kernels::cuda::Word16) - 1) /
+                                                        sizeof(kernels::cuda::Word16));
+    auto* bytes = reinterpret_cast<unsigned char*>(shared_.get());
+    for (uint32_t i = 0; i < grid.shared_bytes; ++i) bytes[i] = static_cast<unsigned char>(rng.Next());
+    for (uint32_t t = 0; t < fibres_.size(); ++t) Prepare(t);
+    runnable_.clear();
+    for (uint32_t t = 0; t < fibres_.size(); ++t) runnable_.push_back(t);
+    while (true) {
+      while (!runnable_.empty()) {
+        const size_t pick = rng.Below(runnable_.size());
+        const uint32_t thread = runnable_[pick];
+        runnable_[pick] = runnable_.back();
+        runnable_.pop_back();
+        running_ = thread;
+        Switch(scheduler_, fibres_[thread], false);
+      }
+      if (AllIn(State::kEnded)) return "";
+      if (!Meet()) return "block " + std::to_string(number_) + ": " + Describe();
+    }
+  }
+
+  void Sync(uint32_t thread) override { Wait(thread, State::kAtBarrier); }
+
+  uint64_t Exchange(uint32_t thread, uint64_t bits, uint32_t from) override {
+    given_[thread] = bits;
+    asked_[thread] = thread / kWarp * kWarp + from % kWarp;
+    Wait(thread, State::kAtExchange);
+    return given_[thread];
+  }
+
+  void* shared() override { return shared_.get(); }
+
+ private:
+  static void Enter(uint32_t high, uint32_t low) {
+    auto* block = reinterpret_cast<Block*>(uintptr_t{high} << 32 | low);
+    block->RunThread();
+  }
+
+  void RunThread() {
+#if defined(__SANITIZE_ADDRESS__)
+    __sanitizer_finish_switch_fiber(nullptr, &scheduler_.bottom, &scheduler_.bytes);
+#endif
+    const uint32_t thread = running_;
+    Thread place(*this, thread, static_cast<uint32_t>(fibres_.size()), number_, grid_.blocks);
+    body_(kernel_, place);
+    states_[thread] = State::kEnded;
+    Switch(fibres_[thread], scheduler_, true);
+  }
+
+  void Prepare(uint32_t thread) {
+    Fibre& fibre = fibres_[thread];
+    fibre = {};
+    getcontext(&fibre.context);
+    fibre.bottom = stacks_[thread]->bottom();
+    fibre.bytes = kStackBytes;
+    fibre.context.uc_stack.ss_sp = stacks_[thread]->bottom();
+    fibre.context.uc_stack.ss_size = kStackBytes;
+    const auto address = reinterpret_cast<uintptr_t>(this);
+    makecontext(&fibre.context, reinterpret_cast<void (*)()>(Enter), 2, static_cast<uint32_t>(address >> 32),
+                static_cast<uint32_t>(address));
+  }
+
+  void Wait(uint32_t thread, State state) {
+    states_[thread] = state;
+    Switch(fibres_[thread], scheduler_, false);
+  }
+
+  bool AllIn(State state) const {
+    for (const State s : states_) {
+      if (s != state) return false;
+    }
+    return true;
+  }
+
+  void Release(uint32_t thread) {
+    states_[thread] = State::kRunnable;
+    runnable_.push_back(thread);
+  }
+
+  // No thread can run: lets go those that have all met. False: there are none.
+  bool Meet() {
+    const auto threads = static_cast<uint32_t>(fibres_.size());
+    if (AllIn(State::kAtBarrier)) {
+      for (uint32_t t = 0; t < threads; ++t) Release(t);
+      return true;
+    }
+    bool met = false;
+    for (uint32_t first = 0; first < threads; first += kWarp) {
+      bool all = true;
+      for (uint32_t t = first; t < first + kWarp; ++t) all = all && states_[t] == State::kAtExchange;
+      if (!all) continue;
+      std::vector<uint64_t> got;
+      for (uint32_t t = first; t < first + kWarp; ++t) got.push_back(given_[asked_[t]]);
+      for (uint32_t t = first; t < first + kWarp; ++t) {
+        given_[t] = got[t - first];
+        Release(t);
+      }
+      met = true;
+    }
+    return met;
+  }
+
+  std::string Describe() const {
+    uint64_t counts[4] = {};
+    for (const State s : states_) ++counts[static_cast<int>(s)];
+    return std::to_string(counts[1]) + " threads wait at a barrier, " + std::to_string(counts[2]) +
+           " at an exchange, " + std::to_string(counts[3]) + " have ended: they will never meet";
+  }
+
+  std::vector<Fibre> fibres_;
+  Fibre scheduler_;
+  std::vector<std::unique_ptr<Stack>>& stacks_;
+  std::vector<State> states_;
+  std::vector<uint64_t> given_;
+  std::vector<uint32_t> asked_;
+  std::vector<uint32_t> runnable_;
+  uint32_t running_ = 0;
+  std::unique_ptr<kernels::cuda::Word16[]> shared_;
+  Grid grid_;
+  uint32_t number_ = 0;
+  void (*body_)(const void*, Thread&) = nullptr;
+  const void* kernel_ = nullptr;
+};
+
+}  // namespace
+
+void SeedGridModel(uint64_t value) { seed = value; }
+
+std::vector<std::string> TakeGridFaults() { return std::exchange(faults, {}); }
+
+uint64_t GridLaunches() { return launches; }
+
+}  // namespace kvstrata::test
+
+namespace kvstrata::kernels::cuda {
+
+void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),
+                const void* kernel) {
+  static std::vector<std::unique_ptr<kvstrata::test::Stack>> stacks;
+  ++kvstrata::test::launches;
+  if (threads == 0 || threads % kWarp != 0 || threads > 1024) {
+    kvstrata::test::faults.push_back(std::to_string(threads) + " threads in a block");
+    return;
+  }
+  kvstrata::test::Rng rng(kvstrata::test::Mix(kvstrata::test::seed, kvstrata::test::launches));
+  // Blocks have no order either.
+  std::vector<uint32_t> order(grid.blocks);
+  for (uint32_t i = 0; i < grid.blocks; ++i) order[i] = i;
+  for (uint32_t i = grid.blocks; i > 1; --i) std::swap(order[i - 1], order[rng.Below(i)]);
+  kvstrata::test::Block block(threads, &stacks);
+  for (const uint32_t number : order) {
+    std::string fault = block.Run(grid, number, body, kernel, rng);
+    if (fault.empty()) continue;
+    kvstrata::test::faults.push_back(std::move(fault));
+    return;
+  }
+}
+
+}  // namespace kvstrata::kernels::cuda

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A GPU for tests without one: runs CUDA kernels (kernels/cuda/grid.h) block by block. Every thread of a block is a
+// fibre that runs from one meeting point (barrier, warp exchange) to the next; which of those that can run goes next, a
+// seed decides. A kernel whose threads touch the same memory without a barrier between them therefore gives other
+// results for other seeds, and under AddressSanitizer every access of it is checked like any other.
+//
+// What it finds by itself it tells as a fault: threads that end while others wait at a barrier, and lanes of a warp
+// that do not all come to an exchange. The grid is given up then.
+//
+// The model is coarser than the machine: between two meeting points a thread runs alone, so a race in which two threads
+// overtake each other within such a stretch is seen only where their order matters as a whole. That is what it can do
+// for a missing barrier: one of the two orders is wrong.
+//
+// Thread rule: one thread at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace kvstrata::test {
+
+// The order of threads from now on. Shared memory is filled with bytes made from it.
+void SeedGridModel(uint64_t seed);
+
+// What was found since the last call.
+std::vector<std::string> TakeGridFaults();
+
+// Launches since the program began: a test that wants to see kernels run checks that it has grown.
+uint64_t GridLaunches();
+
+}  // namespace kvstrata::test
