@@ -23,13 +23,36 @@ plan::Reason MatchEnd(const trie::MatchResult& match, uint64_t max_blocks) {
   return match.blocks == 0 ? plan::Reason::kAbsent : plan::Reason::kDiverged;
 }
 
-void FillBlocks(const NameSpace& space, trie::NodeRef deepest, MatchState* state) {
-  for (const trie::NodeRef node : space.trie.Path(deepest)) {
-    const std::optional<trie::BlockInfo> info = space.trie.Get(node);
-    if (!info.has_value()) return;
-    state->blocks.push_back({node, info->key, info->sequence, info->run});
+// The longest stored prefix with its blocks. `beside`: without the cache's lock; nothing where whoever holds it was in
+// the way. What was found so counts if its last block is still there under the lock: then all blocks before it are, too
+// (A3), and are what they were.
+std::optional<trie::MatchResult> FindBlocks(const NameSpace& space, uint64_t max_blocks, uint32_t now, bool beside,
+                                            trie::KeySequence* keys, MatchState* state) {
+  std::optional<trie::MatchResult> found;
+  if (beside) {
+    found = space.trie.TryMatch(*keys, max_blocks, now);
+  } else {
+    found = space.trie.Match(*keys, max_blocks, now);
   }
-  state->matched_blocks = state->blocks.size();
+  std::vector<trie::PathBlock> path;
+  if (!found.has_value() || !space.trie.TryPath(*found, &path)) return std::nullopt;
+  state->blocks.clear();
+  state->blocks.reserve(path.size());
+  for (uint64_t i = 0; i < path.size(); ++i) {
+    state->blocks.push_back({path[i].node, keys->At(i), path[i].sequence, path[i].run});
+  }
+  return found;
+}
+
+// The same for sure, under the lock; `hint` is what was found without it.
+trie::MatchResult ProveBlocks(const NameSpace& space, uint64_t max_blocks, uint32_t now,
+                              const std::optional<trie::MatchResult>& hint, trie::KeySequence* keys,
+                              MatchState* state) {
+  const trie::MatchResult nothing{space.trie.root(), 0};
+  if (!space.dropping && hint.has_value() && (hint->blocks == 0 || space.trie.IsLive(hint->node))) return *hint;
+  state->blocks.clear();
+  if (space.dropping) return nothing;
+  return FindBlocks(space, max_blocks, now, false, keys, state).value_or(nothing);
 }
 
 void FillSnapshots(const NameSpace& space, trie::NodeRef deepest, MatchState* state) {
@@ -39,17 +62,6 @@ void FillSnapshots(const NameSpace& space, trie::NodeRef deepest, MatchState* st
     return TailOf(state->prompt, state->BoundaryKey(depth), space.BlockEnd(depth), position);
   };
   state->snapshots = space.snapshots.FindOnPath(deepest, state->prompt.size() - 1, kMaxCandidates, tail_of);
-}
-
-// Computes outside the lock the keys that the trie's gallop will ask for: every probe doubles the depth while blocks
-// are there, and hashing up to it is what takes the time. What another thread stores or evicts meanwhile can at most
-// leave a few keys to be computed later.
-void HashAhead(Cache& cache, const NameSpace& space, uint64_t max_blocks, trie::KeySequence* keys) {
-  for (uint64_t depth = 1; depth <= max_blocks; depth = std::min(2 * depth, max_blocks)) {
-    const trie::BlockKey& key = keys->At(depth - 1);
-    base::MutexLock lock(cache.mutex());
-    if (depth == max_blocks || !space.trie.Find(key).has_value()) return;
-  }
 }
 
 absl::Status CheckLookup(const LookupOptions& options) {
@@ -116,12 +128,12 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   NameSpace& space = *name_space;
   trie::KeySequence keys = KeysOf(state->prompt, space.trie.root_key(), space.facts.block_tokens);
   const uint64_t max_blocks = trie::MaxMatchBlocks(state->prompt.size(), space.facts.block_tokens);
-  HashAhead(*cache, space, max_blocks, &keys);
+  const uint32_t now = cache->NowSeconds();
+  const std::optional<trie::MatchResult> hint = FindBlocks(space, max_blocks, now, true, &keys, state.get());
   base::MutexLock lock(cache->mutex());
   state->life = space.life;
-  trie::MatchResult found{space.trie.root(), 0};
-  if (!space.dropping) found = space.trie.Match(keys, max_blocks, cache->NowSeconds());
-  FillBlocks(space, found.node, state.get());
+  const trie::MatchResult found = ProveBlocks(space, max_blocks, now, hint, &keys, state.get());
+  state->matched_blocks = state->blocks.size();
   FillSnapshots(space, found.node, state.get());
   if (state->options.storage_bytes_per_second == 0) {
     state->options.storage_bytes_per_second = cache->measured_bytes_per_second();

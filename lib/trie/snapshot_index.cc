@@ -10,9 +10,7 @@
 namespace kvstrata::core::trie {
 namespace {
 
-absl::Status Gone() {
-  return base::MakeStatus(base::Code::kNotFound, "snapshot", "the snapshot has been removed");
-}
+absl::Status Gone() { return base::MakeStatus(base::Code::kNotFound, "snapshot", "the snapshot has been removed"); }
 
 absl::Status Broken(std::string_view invariant, uint64_t index) {
   return base::MakeStatus(base::Code::kInternal, invariant, "does not hold at snapshot " + std::to_string(index));
@@ -27,9 +25,7 @@ bool SnapshotIndex::Exists(SnapshotRef ref) const {
          entries_[ref.index].generation == ref.generation;
 }
 
-bool SnapshotIndex::IsLive(SnapshotRef ref) const {
-  return Exists(ref) && entries_[ref.index].state == State::kLive;
-}
+bool SnapshotIndex::IsLive(SnapshotRef ref) const { return Exists(ref) && entries_[ref.index].state == State::kLive; }
 
 SnapshotInfo SnapshotIndex::InfoOf(uint32_t index) const {
   const Entry& entry = entries_[index];
@@ -101,8 +97,7 @@ uint32_t SnapshotIndex::FindEntry(NodeRef node, uint64_t position, const base::D
   const auto head = heads_.find(node);
   if (head == heads_.end()) return kNone;
   uint32_t index = head->second;
-  while (index != kNone &&
-         (entries_[index].position != position || entries_[index].tail_digest != tail_digest)) {
+  while (index != kNone && (entries_[index].position != position || entries_[index].tail_digest != tail_digest)) {
     index = entries_[index].next;
   }
   return index;
@@ -146,6 +141,7 @@ absl::StatusOr<SnapshotInsertResult> SnapshotIndex::Add(NodeRef node, uint64_t p
 std::vector<SnapshotInfo> SnapshotIndex::FindOnPath(NodeRef deepest, uint64_t limit, uint64_t max_count,
                                                     const TailOf& tail_of) const {
   std::vector<SnapshotInfo> found;
+  if (live_count_ == 0) return found;
   // A node's snapshots lie before its children's, so going up the path keeps the order.
   for (NodeRef node = deepest; node.valid() && found.size() < max_count; node = trie_->Parent(node)) {
     if (trie_->IsMarked(node)) CollectAt(node, limit, max_count, tail_of, &found);

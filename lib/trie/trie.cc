@@ -10,6 +10,10 @@
 namespace kvstrata::core::trie {
 namespace {
 
+// How often a probe is taken again before the reader gives up: some microseconds, where a change of a chain takes a
+// tenth of one. Who changes it has been put to sleep by then.
+constexpr int kMaxProbes = 4096;
+
 bool HasExpired(uint32_t expires_at, uint32_t now) { return expires_at != 0 && expires_at <= now; }
 
 // The earlier of two expiries, where 0 is never.
@@ -44,19 +48,31 @@ Trie::Trie(const BlockKey& root_key, const TrieOptions& options) : root_key_(roo
 
 Trie::~Trie() { options_.order->Remove(options_.block_cost * live_count_, live_bytes_); }
 
+void Trie::Node::Renew(const BlockKey& key, uint64_t sequence_in, const Extent& extent_in) {
+  digest_lo.Set(key.digest.lo);
+  digest_hi.Set(key.digest.hi);
+  check.Set(key.check);
+  sequence.Set(sequence_in);
+  extent.Set(extent_in);
+  heat = 0;
+  frequency = 0;
+  pins = 0;
+  state = kLive;
+  has_children = 0;
+  marked = 0;
+  priority = 0;
+  expires_at.Set(0);
+}
+
 bool Trie::EnsureRoot() {
   if (node_count_ != 0) return true;
-  if (!nodes_.Reserve(1) || !buckets_.Reserve(1)) return false;
-  bucket_base_ = bucket_count_ = 1;
-  buckets_[0] = kNone;
+  if (!nodes_.Reserve(1) || !hash_.Prepare()) return false;
   Node& root = nodes_[0];
-  root = Node{};
-  root.digest_lo = root_key_.digest.lo;
-  root.digest_hi = root_key_.digest.hi;
-  root.check = root_key_.check;
-  root.state = kLive;
-  root.generation = 1;
-  root.parent = root.child_or_heap = root.next_sibling = root.prev_sibling = root.hash_next = kNone;
+  root.Renew(root_key_, 0, Extent{});
+  root.life.Set({1, 0});
+  root.parent.Set(kNone);
+  root.hash_next.Set(kNone);
+  root.child_or_heap = root.next_sibling = root.prev_sibling = kNone;
   node_count_ = 1;
   return true;
 }
@@ -66,31 +82,34 @@ NodeRef Trie::root() const { return {0, 1}; }
 // ---- Slots ----
 
 bool Trie::Exists(NodeRef ref) const {
-  return ref.index < node_count_ && nodes_[ref.index].state != kFree && nodes_[ref.index].generation == ref.generation;
+  return ref.index < node_count_ && nodes_[ref.index].state != kFree &&
+         nodes_[ref.index].generation() == ref.generation;
 }
 
 bool Trie::IsLive(NodeRef node) const { return Exists(node) && nodes_[node.index].state == kLive; }
 
 NodeRef Trie::RefOf(uint32_t index) const {
-  return index == kNone ? NodeRef{} : NodeRef{index, nodes_[index].generation};
+  return index == kNone ? NodeRef{} : NodeRef{index, nodes_[index].generation()};
 }
 
-BlockKey Trie::KeyOf(const Node& node) const { return {{node.digest_lo, node.digest_hi}, node.check}; }
+BlockKey Trie::KeyOf(const Node& node) const {
+  return {{node.digest_lo.Get(), node.digest_hi.Get()}, node.check.Get()};
+}
 
 BlockInfo Trie::InfoOf(uint32_t index) const {
   const Node& node = nodes_[index];
   BlockInfo info;
   info.node = RefOf(index);
   info.key = KeyOf(node);
-  info.parent = RefOf(node.parent);
-  info.depth = static_cast<uint32_t>(node.depth);
-  info.sequence = node.sequence;
-  info.bytes = node.bytes;
-  info.run = {node.run_index, static_cast<uint32_t>(node.run_more) + 1};
+  info.parent = RefOf(node.up());
+  info.depth = node.depth();
+  info.sequence = node.sequence.Get();
+  info.bytes = node.bytes();
+  info.run = {node.run_index(), node.run_more() + 1};
   info.heat = node.heat;
   info.frequency = static_cast<uint32_t>(node.frequency);
   info.priority = static_cast<Priority>(node.priority);
-  info.expires_at = node.expires_at;
+  info.expires_at = node.expiry();
   info.pins = node.pins;
   info.has_children = node.has_children != 0;
   info.dead = node.state == kDead;
@@ -101,12 +120,12 @@ BlockInfo Trie::InfoOf(uint32_t index) const {
 uint32_t Trie::TakeSlot() {
   if (free_head_ != kNone) {
     const uint32_t index = free_head_;
-    free_head_ = nodes_[index].parent;
+    free_head_ = nodes_[index].up();
     return index;
   }
   if (node_count_ >= kNone || !nodes_.Reserve(node_count_ + 1)) return kNone;
   const auto index = static_cast<uint32_t>(node_count_++);
-  nodes_[index].generation = 1;
+  nodes_[index].life.Set({1, 0});
   return index;
 }
 
@@ -114,9 +133,9 @@ void Trie::FreeSlot(uint32_t index) {
   Node& node = nodes_[index];
   node.state = kFree;
   // A slot whose generations are used up is left out for good: a stale reference must never fit again.
-  if (node.generation == UINT32_MAX) return;
-  ++node.generation;
-  node.parent = free_head_;
+  if (node.generation() == kMaxGeneration) return;
+  node.life.Set({(node.generation() + 1) & kMaxGeneration, 0});
+  node.parent.Set(free_head_);
   free_head_ = index;
 }
 
@@ -128,12 +147,12 @@ absl::Status Trie::CheckInsert(NodeRef parent, uint64_t sequence, uint64_t bytes
     return base::MakeStatus(base::Code::kTooLarge, "bytes",
                             "a record of " + std::to_string(bytes) + " bytes is above the limit of 2^34 - 1");
   }
-  if (nodes_[parent.index].depth >= kMaxDepth) {
+  if (nodes_[parent.index].depth() >= kMaxDepth) {
     return base::MakeStatus(base::Code::kTooLarge, "depth", "a chain has at most 2^24 - 1 blocks");
   }
   const Node& above = nodes_[parent.index];
-  const bool continues = above.sequence == sequence && above.run_index + uint64_t{1} == run.index &&
-                         above.run_more + uint64_t{1} == run.blocks && parent.index != 0;
+  const bool continues = above.sequence.Get() == sequence && above.run_index() + uint64_t{1} == run.index &&
+                         above.run_more() + uint64_t{1} == run.blocks && parent.index != 0;
   if (run.blocks == 0 || run.blocks > kMaxRunBlocks || run.index >= run.blocks || (run.index > 0 && !continues)) {
     return base::MakeStatus(base::Code::kInvalidState, "run", "does not go on from the parent's");
   }
@@ -146,7 +165,7 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   if (!EnsureRoot()) return OutOfMemory();
   if (absl::Status status = CheckInsert(parent, sequence, bytes, run); !status.ok()) return status;
   if (const uint32_t existing = FindIndex(key); existing != kNone) {
-    if (nodes_[existing].parent == parent.index) return InsertResult{RefOf(existing), false};
+    if (nodes_[existing].up() == parent.index) return InsertResult{RefOf(existing), false};
     return base::MakeStatus(base::Code::kInvalidState, "key", "already stored under another parent");
   }
   if (live_count_ + dead_count_ >= options_.max_blocks) {
@@ -158,35 +177,31 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   if (index == kNone) return OutOfMemory();
 
   Node& node = nodes_[index];
-  const uint32_t generation = node.generation;
-  node = Node{};
-  node.digest_lo = key.digest.lo;
-  node.digest_hi = key.digest.hi;
-  node.check = key.check;
-  node.sequence = sequence;
+  node.Renew(key, sequence,
+             {bytes & kMaxBlockBytes, (nodes_[parent.index].depth() + uint64_t{1}) & kMaxDepth,
+              (run.blocks - 1) & (kMaxRunBlocks - 1)});
+  node.life.Set({node.generation() & kMaxGeneration, run.index & (kMaxRunBlocks - 1)});
   node.frequency = std::min(worth.frequency, uint32_t{UINT16_MAX}) & UINT16_MAX;
   node.priority = static_cast<uint32_t>(worth.priority) & 3;
-  node.bytes = bytes & kMaxBlockBytes;
-  node.depth = (nodes_[parent.index].depth + 1) & kMaxDepth;
-  node.run_index = run.index & (kMaxRunBlocks - 1);
-  node.run_more = (run.blocks - 1) & (kMaxRunBlocks - 1);
-  node.state = kLive;
-  node.expires_at = EarlierExpiry(expires_at, nodes_[parent.index].expires_at);
-  node.generation = generation;
+  node.expires_at.Set(EarlierExpiry(expires_at, nodes_[parent.index].expiry()));
   node.child_or_heap = kNone;
   ++live_count_;
   live_bytes_ += bytes;
   options_.order->Add(options_.block_cost, bytes);
   node.heat = HeatOf(node, tick) & kMaxTick;
-  NoteExpiry(node.expires_at);
-  HashInsert(index);
+  NoteExpiry(node.expiry());
   LinkChild(parent.index, index);
   HeapUpdate(index);
+  hash_.Insert(index, live_count_);  // last: from here on it is found
   // I3. Ancestors are at least as warm as their descendants, so the first warm one ends the walk.
-  for (uint32_t i = parent.index; i != kNone && nodes_[i].heat < node.heat; i = nodes_[i].parent) {
+  for (uint32_t i = parent.index; i != kNone && nodes_[i].heat < node.heat; i = nodes_[i].up()) {
     nodes_[i].heat = node.heat;
   }
   return InsertResult{RefOf(index), true};
+}
+
+uint32_t Trie::FindIndex(const BlockKey& key) const {
+  return hash_.Find(key.digest.lo, [&](uint32_t at) { return KeyOf(nodes_[at]) == key; });
 }
 
 std::optional<NodeRef> Trie::Find(const BlockKey& key) const {
@@ -195,14 +210,31 @@ std::optional<NodeRef> Trie::Find(const BlockKey& key) const {
   return RefOf(index);
 }
 
-bool Trie::FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, NodeRef* found) const {
-  const uint32_t index = FindIndex(key);
-  if (index == kNone || nodes_[index].depth != depth || HasExpired(nodes_[index].expires_at, now)) return false;
-  *found = RefOf(index);
-  return true;
+Trie::Probe Trie::FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, bool beside, NodeRef* found) const {
+  uint32_t generation = 0;
+  bool fits = false;
+  const auto same = [&](uint32_t at) {
+    const Node& node = nodes_[at];
+    if (KeyOf(node) != key) return false;
+    generation = node.generation();
+    fits = node.depth() == depth && !HasExpired(node.expiry(), now);
+    return true;
+  };
+  uint32_t index = kNone;
+  if (!beside) {
+    index = hash_.Find(key.digest.lo, same);
+  } else {
+    int probes = 0;
+    while (!hash_.TryFind(key.digest.lo, same, &index)) {
+      if (++probes == kMaxProbes) return Probe::kDisturbed;
+    }
+  }
+  if (index == kNone || !fits) return Probe::kAbsent;
+  *found = {index, generation};
+  return Probe::kFound;
 }
 
-MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) const {
+std::optional<MatchResult> Trie::Gallop(KeySequence& keys, uint64_t max_blocks, uint32_t now, bool beside) const {
   MatchResult result{root(), 0};
   max_blocks = std::min<uint64_t>(max_blocks, kMaxDepth);
   // Present up to result.blocks, absent from `absent` on (I2, I4).
@@ -211,7 +243,9 @@ MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) co
   while (absent - result.blocks > 1) {
     uint64_t probe = result.blocks + (absent - result.blocks) / 2;
     if (galloping) probe = std::min(max_blocks, result.blocks == 0 ? 1 : 2 * result.blocks);
-    if (FindAtDepth(keys.At(probe - 1), probe, now, &result.node)) {
+    const Probe found = FindAtDepth(keys.At(probe - 1), probe, now, beside, &result.node);
+    if (found == Probe::kDisturbed) return std::nullopt;
+    if (found == Probe::kFound) {
       result.blocks = probe;
     } else {
       absent = probe;
@@ -221,14 +255,34 @@ MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) co
   return result;
 }
 
+MatchResult Trie::Match(KeySequence& keys, uint64_t max_blocks, uint32_t now) const {
+  return *Gallop(keys, max_blocks, now, false);
+}
+
+std::optional<MatchResult> Trie::TryMatch(KeySequence& keys, uint64_t max_blocks, uint32_t now) const {
+  return Gallop(keys, max_blocks, now, true);
+}
+
+bool Trie::TryPath(const MatchResult& match, std::vector<PathBlock>* path) const {
+  path->resize(match.blocks);
+  uint32_t i = match.node.index;
+  for (size_t k = path->size(); k > 0; --k) {
+    if (i == kNone || i == 0) return false;
+    const Node& node = nodes_[i];
+    (*path)[k - 1] = {{i, node.generation()}, node.sequence.Get(), {node.run_index(), node.run_more() + 1}};
+    i = node.up();
+  }
+  return i == 0;
+}
+
 // ---- Use and expiry ----
 
 // The insert counts as the first use. A run's first block has the bytes of all; the others are worth what blocks of
 // this trie are worth in the mean, since all are of one layout.
 uint64_t Trie::HeatOf(const Node& node, uint64_t tick) const {
-  const bool first = node.run_index == 0;
-  const uint64_t cost = first ? options_.block_cost * (node.run_more + 1) : options_.block_cost;
-  const uint64_t bytes = first ? node.bytes : live_bytes_ / live_count_;
+  const bool first = node.run_index() == 0;
+  const uint64_t cost = first ? options_.block_cost * (node.run_more() + uint64_t{1}) : options_.block_cost;
+  const uint64_t bytes = first ? node.bytes() : live_bytes_ / live_count_;
   return options_.order->Heat(
       {tick, static_cast<uint32_t>(node.frequency) + 1, static_cast<Priority>(node.priority), cost, bytes});
 }
@@ -236,7 +290,7 @@ uint64_t Trie::HeatOf(const Node& node, uint64_t tick) const {
 bool Trie::Warm(NodeRef node, uint64_t tick, uint32_t uses) {
   if (!IsLive(node)) return false;
   uint64_t below = 0;
-  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
     Node& at = nodes_[i];
     if (at.frequency + uses <= UINT16_MAX) at.frequency = (at.frequency + uses) & UINT16_MAX;
     // I3, also where the priority or the worth of what lies below is larger.
@@ -249,7 +303,7 @@ bool Trie::Warm(NodeRef node, uint64_t tick, uint32_t uses) {
 
 bool Trie::RaisePriority(NodeRef node, Priority priority) {
   if (!IsLive(node)) return false;
-  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
     if (Rank(static_cast<Priority>(nodes_[i].priority)) < Rank(priority)) {
       nodes_[i].priority = static_cast<uint32_t>(priority) & 3;
     }
@@ -259,11 +313,11 @@ bool Trie::RaisePriority(NodeRef node, Priority priority) {
 
 bool Trie::ExtendExpiry(NodeRef node, uint32_t expires_at) {
   if (!IsLive(node)) return false;
-  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
     // I4: whoever lives long enough has ancestors that do, too.
-    const uint32_t current = nodes_[i].expires_at;
+    const uint32_t current = nodes_[i].expiry();
     if (current == 0 || (expires_at != 0 && current >= expires_at)) break;
-    nodes_[i].expires_at = expires_at;
+    nodes_[i].expires_at.Set(expires_at);
     NoteExpiry(expires_at);
   }
   return true;
@@ -272,15 +326,15 @@ bool Trie::ExtendExpiry(NodeRef node, uint32_t expires_at) {
 // ---- Leases ----
 
 absl::Status Trie::Lease(NodeRef node, uint32_t now) {
-  if (!IsLive(node) || HasExpired(nodes_[node.index].expires_at, now)) return Gone("node");
-  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+  if (!IsLive(node) || HasExpired(nodes_[node.index].expiry(), now)) return Gone("node");
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
     if (nodes_[i].pins == kMaxPins) return base::MakeStatus(base::Code::kBusy, "node", "too many leases on one block");
     if (nodes_[i].pins > 0) break;
   }
   ++leases_[node.index];
-  for (uint32_t i = node.index; i != kNone; i = nodes_[i].parent) {
+  for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
     if (++nodes_[i].pins > 1) break;  // I5: its ancestors are pinned already
-    leased_bytes_ += nodes_[i].bytes;
+    leased_bytes_ += nodes_[i].bytes();
     HeapUpdate(i);
   }
   return absl::OkStatus();
@@ -300,13 +354,13 @@ void Trie::Unpin(uint32_t index, const Visitor& on_freed) {
   for (uint32_t i = index; i != kNone;) {
     Node& node = nodes_[i];
     if (--node.pins > 0) return;
-    leased_bytes_ -= node.bytes;
-    const uint32_t parent = node.parent;
+    leased_bytes_ -= node.bytes();
+    const uint32_t parent = node.up();
     if (node.state == kLive) {
       HeapUpdate(i);
     } else {
       const BlockInfo info = InfoOf(i);
-      dead_bytes_ -= node.bytes;
+      dead_bytes_ -= node.bytes();
       --dead_count_;
       FreeSlot(i);
       if (on_freed) on_freed(info);
@@ -346,11 +400,11 @@ absl::StatusOr<uint64_t> Trie::DetachSubtree(NodeRef node, const Visitor& on_rem
 
 // Post-order without a stack: go down to a leaf, drop it, go on from its parent.
 uint64_t Trie::DetachOne(uint32_t top, const Visitor& on_removed) {
-  const uint32_t above = nodes_[top].parent;
+  const uint32_t above = nodes_[top].up();
   uint64_t removed = 0;
   for (uint32_t i = top;;) {
     while (nodes_[i].has_children) i = nodes_[i].child_or_heap;
-    const uint32_t parent = nodes_[i].parent;
+    const uint32_t parent = nodes_[i].up();
     DropNode(i, on_removed);
     ++removed;
     if (i == top) break;
@@ -366,16 +420,16 @@ uint64_t Trie::DetachOne(uint32_t top, const Visitor& on_removed) {
 void Trie::DropNode(uint32_t index, const Visitor& on_removed) {
   Node& node = nodes_[index];
   HeapErase(index);
-  HashErase(index);
+  hash_.Erase(index);
   UnlinkChild(index);
   --live_count_;
-  live_bytes_ -= node.bytes;
-  options_.order->Remove(options_.block_cost, node.bytes);
+  live_bytes_ -= node.bytes();
+  options_.order->Remove(options_.block_cost, node.bytes());
   const bool pinned = node.pins > 0;
   if (pinned) {
     node.state = kDead;
     ++dead_count_;
-    dead_bytes_ += node.bytes;
+    dead_bytes_ += node.bytes();
   }
   const BlockInfo info = InfoOf(index);
   if (!pinned) FreeSlot(index);
@@ -399,10 +453,10 @@ uint64_t Trie::SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_
     const auto index = static_cast<uint32_t>(sweep_cursor_++);
     const Node& node = nodes_[index];
     if (node.state != kLive) continue;
-    if (HasExpired(node.expires_at, now) && node.pins == 0) {
+    if (HasExpired(node.expiry(), now) && node.pins == 0) {
       removed += DetachOne(index, on_removed);  // I5: nothing below it is pinned
     } else {
-      round_expiry_ = EarlierExpiry(round_expiry_, node.expires_at);
+      round_expiry_ = EarlierExpiry(round_expiry_, node.expiry());
     }
   }
   return removed;
@@ -414,7 +468,7 @@ void Trie::LinkChild(uint32_t parent, uint32_t child) {
   HeapErase(parent);
   Node& above = nodes_[parent];
   Node& node = nodes_[child];
-  node.parent = parent;
+  node.parent.Set(parent);
   node.prev_sibling = kNone;
   node.next_sibling = above.has_children ? above.child_or_heap : kNone;
   if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = child;
@@ -424,7 +478,7 @@ void Trie::LinkChild(uint32_t parent, uint32_t child) {
 
 void Trie::UnlinkChild(uint32_t child) {
   Node& node = nodes_[child];
-  Node& above = nodes_[node.parent];
+  Node& above = nodes_[node.up()];
   if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
   if (node.prev_sibling != kNone) {
     nodes_[node.prev_sibling].next_sibling = node.next_sibling;
@@ -443,20 +497,20 @@ std::optional<BlockInfo> Trie::Get(NodeRef node) const {
 BlockInfo Trie::FirstOfRun(const BlockInfo& block) const {
   if (block.run.index == 0) return block;
   uint32_t i = block.parent.index;
-  for (uint32_t steps = block.run.index - 1; steps > 0; --steps) i = nodes_[i].parent;
+  for (uint32_t steps = block.run.index - 1; steps > 0; --steps) i = nodes_[i].up();
   return InfoOf(i);
 }
 
-NodeRef Trie::Parent(NodeRef node) const { return Exists(node) ? RefOf(nodes_[node.index].parent) : NodeRef{}; }
+NodeRef Trie::Parent(NodeRef node) const { return Exists(node) ? RefOf(nodes_[node.index].up()) : NodeRef{}; }
 
 std::vector<NodeRef> Trie::Path(NodeRef node) const {
   std::vector<NodeRef> path;
   if (!Exists(node)) return path;
-  path.resize(nodes_[node.index].depth);
+  path.resize(nodes_[node.index].depth());
   uint32_t i = node.index;
   for (size_t k = path.size(); k > 0; --k) {
     path[k - 1] = RefOf(i);
-    i = nodes_[i].parent;
+    i = nodes_[i].up();
   }
   return path;
 }
@@ -478,7 +532,7 @@ bool Trie::IsMarked(NodeRef node) const { return Exists(node) && nodes_[node.ind
 uint64_t Trie::MemoryBytes() const {
   // A hash map slot has its pair and one control byte.
   const uint64_t leases = leases_.capacity() * (sizeof(std::pair<uint32_t, uint32_t>) + 1);
-  return sizeof(*this) + nodes_.MemoryBytes() + buckets_.MemoryBytes() + heap_.MemoryBytes() + leases;
+  return sizeof(*this) + nodes_.MemoryBytes() + hash_.MemoryBytes() + heap_.MemoryBytes() + leases;
 }
 
 }  // namespace kvstrata::core::trie

@@ -2,12 +2,15 @@
 // The block-aligned prefix trie of one namespace: which blocks are stored, under which parent, and which of them
 // should go next. Owns no payload and no tokens; a node is one stored block, found by the chained key of its prefix.
 //
-// Memory: nodes of 80 bytes in chunks, hash chains inside the nodes, a bucket array that grows by splitting one
-// bucket at a time (linear hashing, at most 2 nodes a bucket), and a heap of the leaves. At most 96 bytes per live
-// block in all, growth included; memory is kept for reuse after an eviction.
+// Memory: nodes of 80 bytes in chunks, hash chains inside the nodes with a bucket array that grows by splitting one
+// bucket at a time (lib/base/chain_index.h), and a heap of the leaves. At most 96 bytes per live block in all, growth
+// included; memory is kept for reuse after an eviction.
 //
 // Thread rule: externally synchronised (the engine holds its lock around every call, const ones included with
-// respect to writers). No I/O, no threads, no clock: time comes in as an argument.
+// respect to writers), but for TryMatch and TryPath, which any thread may call at any time. They read shared words
+// only: nodes never move nor go away, a probe of the hash is taken back when the writer has changed a chain meanwhile,
+// and a block that is live before and after is the same block with the same ancestors (I1, generations).
+// No I/O, no threads, no clock: time comes in as an argument.
 //
 // Two clocks, both the caller's. A *tick* orders uses: any counter below 2^48 (larger values count as 2^48 - 1), shared
 // by all tries whose leaves are compared with each other, as is the EvictionOrder, which turns ticks into heat.
@@ -41,8 +44,10 @@
 #include "absl/container/flat_hash_map.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lib/base/chain_index.h"
 #include "lib/base/chunked_array.h"
 #include "lib/base/hash.h"
+#include "lib/base/shared_word.h"
 #include "lib/trie/eviction.h"
 
 namespace kvstrata::core::trie {
@@ -140,6 +145,13 @@ struct MatchResult {
   uint64_t blocks = 0;  // its depth
 };
 
+// What stays as it is in one life of a block.
+struct PathBlock {
+  NodeRef node;
+  uint64_t sequence = 0;
+  RunPlace run;
+};
+
 struct InsertResult {
   NodeRef node;
   bool inserted = false;  // false: the same block was there already and is unchanged
@@ -178,6 +190,11 @@ class Trie {
   // the depth. Computes no key beyond twice the match's length (one key if the first block is absent). Every hit is
   // verified by digest, check and depth. Changes nothing: this is the peek; follow it with Touch for a use.
   MatchResult Match(KeySequence& keys, uint64_t max_blocks, uint32_t now = 0) const;
+  // The same beside a writer. What was found may have gone again by now: it counts when IsLive (or a Lease) says so
+  // later, without the writer, and so does what TryPath gave after it. Nothing when the writer disturbed it too often.
+  std::optional<MatchResult> TryMatch(KeySequence& keys, uint64_t max_blocks, uint32_t now = 0) const;
+  // The blocks from depth 1 to `match.node`, beside a writer. False where the node was seen to be gone.
+  bool TryPath(const MatchResult& match, std::vector<PathBlock>* path) const;
 
   // A use at `tick`: the block and all its ancestors get frequency + 1 and become at least as hot as that makes them.
   // False: gone or dead.
@@ -243,52 +260,74 @@ class Trie {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // 80 bytes; the widths are what keeps 96 bytes per block possible.
-  struct Node {
-    uint64_t digest_lo;
-    uint64_t digest_hi;
-    uint64_t check;
-    uint64_t sequence;
-    uint64_t heat : 48;
-    uint64_t frequency : 16;
+  // 80 bytes; the widths are what keeps 96 bytes per block possible. Shared words are what TryMatch and TryPath read
+  // beside a writer: they change while the slot is free, the links of the hash and the expiry excepted.
+  struct Extent {
     uint64_t bytes : 34;
     uint64_t depth : 24;
     uint64_t run_more : 6;  // blocks of its run after the first
-    uint32_t pins : 20;
+  };
+  struct Life {
+    uint32_t generation : 26;
     uint32_t run_index : 6;
+  };
+  struct Node {
+    base::SharedWord<uint64_t> digest_lo;
+    base::SharedWord<uint64_t> digest_hi;
+    base::SharedWord<uint64_t> check;
+    base::SharedWord<uint64_t> sequence;
+    base::SharedWord<Extent> extent;
+    uint64_t heat : 48;
+    uint64_t frequency : 16;
+    uint32_t pins : 24;
     uint32_t state : 2;  // State
     uint32_t has_children : 1;
     uint32_t marked : 1;
     uint32_t priority : 2;  // Priority
-    uint32_t expires_at;
-    uint32_t generation;
-    uint32_t parent;         // free slot: next free slot
-    uint32_t child_or_heap;  // has_children: first child; else position in the heap, or kNone
+    base::SharedWord<Life> life;
+    base::SharedWord<uint32_t> expires_at;
+    base::SharedWord<uint32_t> hash_next;
+    base::SharedWord<uint32_t> parent;  // free slot: next free slot
+    uint32_t child_or_heap;             // has_children: first child; else position in the heap, or kNone
     uint32_t next_sibling;
     uint32_t prev_sibling;  // kNone: first child
-    uint32_t hash_next;
+
+    uint64_t bytes() const { return extent.Get().bytes; }
+    uint32_t depth() const { return static_cast<uint32_t>(extent.Get().depth); }
+    uint32_t run_more() const { return static_cast<uint32_t>(extent.Get().run_more); }
+    uint32_t run_index() const { return life.Get().run_index; }
+    uint32_t generation() const { return life.Get().generation; }
+    uint32_t up() const { return parent.Get(); }
+    uint32_t expiry() const { return expires_at.Get(); }
+    // All but life and links: of a block that has just got this slot.
+    void Renew(const BlockKey& key, uint64_t sequence_in, const Extent& extent_in);
   };
   static_assert(sizeof(Node) == 80);
 
   enum State : uint32_t { kFree = 0, kLive = 1, kDead = 2 };
-  static constexpr uint32_t kMaxPins = (uint32_t{1} << 20) - 1;
+  static constexpr uint32_t kMaxPins = (uint32_t{1} << 24) - 1;
+  static constexpr uint32_t kMaxGeneration = (uint32_t{1} << 26) - 1;
+
+  struct HashLinks {
+    uint64_t HashOf(uint32_t index) const { return (*nodes)[index].digest_lo.Get(); }  // uniform: it is a digest
+    uint32_t NextOf(uint32_t index) const { return (*nodes)[index].hash_next.Get(); }
+    void SetNext(uint32_t index, uint32_t next) const { (*nodes)[index].hash_next.Set(next); }
+    base::ChunkedArray<Node, 5>* nodes;
+  };
 
   bool Exists(NodeRef ref) const;
   NodeRef RefOf(uint32_t index) const;
   BlockInfo InfoOf(uint32_t index) const;
   BlockKey KeyOf(const Node& node) const;
   uint32_t FindIndex(const BlockKey& key) const;
-  bool FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, NodeRef* found) const;
+  enum class Probe { kAbsent, kFound, kDisturbed };
+  Probe FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now, bool beside, NodeRef* found) const;
+  std::optional<MatchResult> Gallop(KeySequence& keys, uint64_t max_blocks, uint32_t now, bool beside) const;
   absl::Status CheckInsert(NodeRef parent, uint64_t sequence, uint64_t bytes, const RunPlace& run) const;
   bool EnsureRoot();
 
   uint32_t TakeSlot();
   void FreeSlot(uint32_t index);
-
-  uint64_t BucketOf(uint64_t hash) const;
-  void HashInsert(uint32_t index);
-  void HashErase(uint32_t index);
-  void SplitBucket();
 
   void LinkChild(uint32_t parent, uint32_t child);
   void UnlinkChild(uint32_t child);
@@ -314,12 +353,10 @@ class Trie {
   BlockKey root_key_;
   TrieOptions options_;
   base::ChunkedArray<Node, 5> nodes_;  // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
-  base::ChunkedArray<uint32_t, 6> buckets_;  // first node of each chain
+  base::ChainIndex<HashLinks> hash_{HashLinks{&nodes_}};
   base::ChunkedArray<uint32_t, 6> heap_;  // reserved for as many entries as there are live blocks: a push cannot fail
   absl::flat_hash_map<uint32_t, uint32_t> leases_;  // leases taken on the node itself; few: one a held match
   uint64_t node_count_ = 0;                         // slots ever used, the root's included
-  uint64_t bucket_count_ = 0;                       // in [bucket_base_, 2 * bucket_base_)
-  uint64_t bucket_base_ = 0;                        // a power of two
   uint32_t heap_size_ = 0;
   uint32_t free_head_ = kNone;
   uint64_t sweep_cursor_ = 1;

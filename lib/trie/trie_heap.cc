@@ -11,7 +11,7 @@ bool Trie::Colder(uint32_t a, uint32_t b) const {
   const Node& left = nodes_[a];
   const Node& right = nodes_[b];
   if (left.heat != right.heat) return left.heat < right.heat;
-  return left.sequence < right.sequence;
+  return left.sequence.Get() < right.sequence.Get();
 }
 
 void Trie::HeapPlace(uint32_t position, uint32_t index) {

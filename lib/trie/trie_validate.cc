@@ -31,17 +31,17 @@ absl::Status Trie::ValidateNode(uint32_t index) const {
   const Node& node = nodes_[index];
   const bool live = node.state == kLive;
   if (index != 0) {
-    const Node& parent = nodes_[node.parent];
+    const Node& parent = nodes_[node.up()];
     if (parent.state == kFree || (live && parent.state != kLive)) return Broken("I1 parent", index);
-    if (node.depth != parent.depth + 1) return Broken("I1 depth", index);
+    if (node.depth() != parent.depth() + 1) return Broken("I1 depth", index);
     if ((FindIndex(KeyOf(node)) == index) != live) return Broken("I2", index);
     if (live && parent.heat < node.heat) return Broken("I3", index);
-    const bool outlives = parent.expires_at != 0 && (node.expires_at == 0 || node.expires_at > parent.expires_at);
+    const bool outlives = parent.expiry() != 0 && (node.expiry() == 0 || node.expiry() > parent.expiry());
     if (live && outlives) return Broken("I4", index);
-    const bool continues = parent.sequence == node.sequence && parent.run_index + 1 == node.run_index &&
-                           parent.run_more == node.run_more && node.parent != 0 && node.bytes == 0;
-    if (node.run_index > node.run_more || (node.run_index > 0 && !continues)) return Broken("I10", index);
-    const bool due = node.expires_at != 0 && (next_expiry_ == 0 || node.expires_at < next_expiry_);
+    const bool continues = parent.sequence.Get() == node.sequence.Get() && parent.run_index() + 1 == node.run_index() &&
+                           parent.run_more() == node.run_more() && node.up() != 0 && node.bytes() == 0;
+    if (node.run_index() > node.run_more() || (node.run_index() > 0 && !continues)) return Broken("I10", index);
+    const bool due = node.expiry() != 0 && (next_expiry_ == 0 || node.expiry() < next_expiry_);
     if (live && due) return Broken("I9", index);
     const bool in_heap = !node.has_children && node.child_or_heap != kNone;
     if (in_heap != (live && node.pins == 0 && !node.has_children)) return Broken("I6 membership", index);
@@ -53,7 +53,7 @@ absl::Status Trie::ValidateNode(uint32_t index) const {
   uint32_t before = kNone;
   for (uint32_t child = node.has_children ? node.child_or_heap : kNone; child != kNone;
        child = nodes_[child].next_sibling) {
-    if (nodes_[child].state != kLive || nodes_[child].parent != index || nodes_[child].prev_sibling != before) {
+    if (nodes_[child].state != kLive || nodes_[child].up() != index || nodes_[child].prev_sibling != before) {
       return Broken("I1 children", child);
     }
     before = child;
@@ -71,24 +71,21 @@ absl::Status Trie::ValidateTotals() const {
   for (uint64_t i = 0; i < node_count_; ++i) {
     const Node& node = nodes_[i];
     if (node.state == kFree) continue;
-    if (node.pins > 0) leased_bytes += node.bytes;
+    if (node.pins > 0) leased_bytes += node.bytes();
     for (NodeRef child = FirstChild(RefOf(static_cast<uint32_t>(i))); child.valid(); child = NextSibling(child)) {
       ++children;
     }
     if (i == 0) continue;
-    if (node.pins > 0) ++pins[node.parent];
+    if (node.pins > 0) ++pins[node.up()];
     (node.state == kLive ? live : dead) += 1;
-    (node.state == kLive ? live_bytes : dead_bytes) += node.bytes;
+    (node.state == kLive ? live_bytes : dead_bytes) += node.bytes();
     if (node.state == kLive && !node.has_children && node.pins == 0) ++leaves;
   }
   for (uint64_t i = 0; i < node_count_; ++i) {
     if (nodes_[i].state != kFree && nodes_[i].pins != pins[i]) return Broken("I5", i);
   }
-  if (bucket_count_ < bucket_base_ || bucket_count_ >= 2 * bucket_base_) return Broken("I2 buckets", bucket_count_);
   uint64_t hashed = 0;
-  for (uint64_t bucket = 0; bucket < bucket_count_; ++bucket) {
-    for (uint32_t i = buckets_[bucket]; i != kNone; i = nodes_[i].hash_next) ++hashed;
-  }
+  hash_.ForEach([&](uint32_t) { ++hashed; });
   if (children != live) return Broken("I1 reachable", children);
   if (hashed != live) return Broken("I2 hashed", hashed);
   if (leaves != heap_size_) return Broken("I6 size", heap_size_);
