@@ -45,7 +45,7 @@ absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cac
     return std::shared_ptr<storage::Storage>(std::make_shared<storage::MemoryStorage>(memory));
   }
   storage::SegmentOptions segment;
-  segment.path = options.path;
+  segment.path = std::string(options.path) + "/lanes/0";
   segment.read_only = read_only;
   segment.capacity_bytes = options.capacity_bytes;
   if (options.io_threads != 0) segment.io_threads = options.io_threads;

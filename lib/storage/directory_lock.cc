@@ -14,8 +14,6 @@
 namespace kvstrata::core::storage {
 namespace {
 
-constexpr char kLockFile[] = "kvstrata.lock";
-
 using DirectoryId = std::pair<dev_t, ino_t>;
 
 struct Registry {
@@ -37,7 +35,7 @@ absl::Status Locked(const std::string& path, const char* who) {
 
 // The locked file's descriptor, or a negative errno.
 int OpenAndLock(Os& os, int directory) {
-  const int fd = os.OpenAt(directory, kLockFile, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
+  const int fd = os.OpenAt(directory, DirectoryLock::kFile, O_RDWR | O_CREAT | O_NOFOLLOW, 0600);
   if (fd < 0) return fd;
   int result = os.LockFile(fd);
   if (result >= 0) result = os.Fchmod(fd, 0600);
@@ -59,7 +57,7 @@ absl::StatusOr<DirectoryLock> DirectoryLock::Acquire(Os& os, int directory, cons
   if (holder != registry.holders.end() && holder->second == getpid()) return Locked(path, "this process");
   const int fd = OpenAndLock(os, directory);
   if (fd == -EAGAIN) return Locked(path, "another process");
-  if (fd < 0) return base::IoError("lock", path + "/" + kLockFile, -fd);
+  if (fd < 0) return base::IoError("lock", path + "/" + DirectoryLock::kFile, -fd);
   registry.holders[id] = getpid();
   return DirectoryLock(&os, fd, info.st_dev, info.st_ino);
 }

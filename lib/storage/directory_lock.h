@@ -21,6 +21,9 @@ namespace kvstrata::core::storage {
 
 class DirectoryLock {
  public:
+  // The file that carries the lock; there is nothing in it.
+  static constexpr char kFile[] = "kvstrata.lock";
+
   // `directory` is open and stays the caller's; `path` is for messages. kLocked when somebody has it; kReadOnly when
   // the lock file cannot be made.
   static absl::StatusOr<DirectoryLock> Acquire(Os& os, int directory, const std::string& path);

@@ -23,7 +23,7 @@ constexpr uint64_t kMinSegmentBytes = 64u << 20;
 constexpr uint64_t kMaxSegmentBytes = uint64_t{1} << 42;
 constexpr uint64_t kSegmentsWanted = 16;
 
-std::string SegmentName(uint32_t number) { return std::string(kLaneFolder) + "/data-" + FileNumber(number) + ".seg"; }
+std::string SegmentName(uint32_t number) { return "data-" + FileNumber(number) + ".seg"; }
 
 size_t RoundUp(size_t bytes) { return (bytes + format::kUnitBytes - 1) / format::kUnitBytes * format::kUnitBytes; }
 
@@ -322,10 +322,7 @@ absl::Status DataFiles::Sync() {
 // After a failure the names of new segments are not known to be durable, ever.
 absl::Status DataFiles::SyncFolder() {
   base::MutexLock lock(folder_mutex_);
-  if (!folder_dirty_.exchange(false)) return folder_;
-  Descriptor folder(directory_.os, directory_.os.OpenAt(directory_.root, kLaneFolder, O_RDONLY | O_DIRECTORY, 0));
-  const int result = folder.ok() ? directory_.os.Fsync(folder.get()) : folder.get();
-  if (result < 0) folder_.Update(WriteError(directory_, "flush", kLaneFolder, result));
+  if (folder_dirty_.exchange(false)) folder_.Update(storage::SyncFolder(directory_));
   return folder_;
 }
 

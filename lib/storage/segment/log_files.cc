@@ -42,13 +42,9 @@ std::string FileNumber(uint64_t number) {
   return std::string(kDigits - std::min(kDigits, digits.size()), '0') + digits;
 }
 
-std::string JournalName(uint64_t number) {
-  return std::string(kLaneFolder) + "/" + kJournalStart + FileNumber(number) + kJournalEnd;
-}
+std::string JournalName(uint64_t number) { return kJournalStart + FileNumber(number) + kJournalEnd; }
 
-std::string CheckpointName(uint32_t copy) {
-  return std::string(kLaneFolder) + "/checkpoint-" + (copy == 0 ? "a" : "b") + ".ckp";
-}
+std::string CheckpointName(uint32_t copy) { return copy == 0 ? "checkpoint-a.ckp" : "checkpoint-b.ckp"; }
 
 std::optional<uint64_t> JournalOfName(std::string_view name) {
   if (!name.starts_with(kJournalStart) || !name.ends_with(kJournalEnd)) return std::nullopt;
@@ -70,7 +66,7 @@ absl::StatusOr<Log> MakeLog(const Directory& directory, const std::string& name,
   absl::Status status = result < 0 ? WriteError(directory, "set the mode of", name.c_str(), result) : absl::OkStatus();
   if (status.ok() && header.kind == format::LogKind::kJournal) {
     status = WriteHeader(directory, *log, header);
-    if (status.ok()) status = SyncLane(directory);
+    if (status.ok()) status = SyncFolder(directory);
   }
   if (status.ok()) return Log(std::move(log));
   // Without an entry in it, it does no harm where it cannot be removed.
@@ -96,10 +92,9 @@ absl::StatusOr<Log> OpenLog(const Directory& directory, const std::string& name,
   return Log(std::make_shared<LogFile>(LogFile{name, std::move(file), *header}));
 }
 
-absl::Status SyncLane(const Directory& directory) {
-  Descriptor folder(directory.os, directory.os.OpenAt(directory.root, kLaneFolder, O_RDONLY | O_DIRECTORY, 0));
-  const int result = folder.ok() ? directory.os.Fsync(folder.get()) : folder.get();
-  return result < 0 ? WriteError(directory, "flush", kLaneFolder, result) : absl::OkStatus();
+absl::Status SyncFolder(const Directory& directory) {
+  const int result = directory.os.Fsync(directory.root);
+  return result < 0 ? WriteError(directory, "flush", ".", result) : absl::OkStatus();
 }
 
 // ---- Reading -------------------------------------------------------------------------------------------------------

@@ -19,14 +19,12 @@
 
 namespace kvstrata::core::storage {
 
-inline constexpr char kLaneFolder[] = "lanes/0";
-
 // At least four digits.
 std::string FileNumber(uint64_t number);
 std::string JournalName(uint64_t number);
 // `copy`: 0 or 1.
 std::string CheckpointName(uint32_t copy);
-// For a name within the lane's folder.
+// Nothing when it is no journal's name.
 std::optional<uint64_t> JournalOfName(std::string_view name);
 
 // An open log. Shared, so that a listing can go on reading one that is replaced meanwhile.
@@ -45,8 +43,8 @@ absl::Status FinishCheckpoint(const Directory& directory, const LogFile& log, co
 // kNotFound when there is no such file, kFormatTooNew, or kCorrupt when its header is not intact or another store's.
 absl::StatusOr<Log> OpenLog(const Directory& directory, const std::string& name, format::LogKind kind,
                             const format::StoreId& store);
-// Makes the names in the lane's folder durable.
-absl::Status SyncLane(const Directory& directory);
+// Makes the names in the folder durable.
+absl::Status SyncFolder(const Directory& directory);
 
 // The entries of a log, one after another, and single ones out of order: reads ahead, so that neighbours are cheap.
 class LogReader {

@@ -35,7 +35,7 @@ namespace kvstrata::core::storage {
 
 // What was found and done since the store was opened.
 struct SegmentStats {
-  // Entries of the lane's folder that are not ours.
+  // Entries of the folder that are not ours.
   uint64_t foreign_entries = 0;
   // Journals or checkpoints that ended in something that is no entry: a write cut short, or damage.
   uint64_t torn_logs = 0;
@@ -152,11 +152,10 @@ class SegmentStore {
   absl::Status OpenSuperblock();
   absl::Status MakeSuperblock();
   absl::Status WriteSuperblock();
-  absl::Status MakeLaneFolders();
   absl::Status SyncMadeFolders();
   absl::Status ReadTable();
   absl::Status OpenLogs(std::vector<Log>* logs, bool* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  absl::Status ScanLane(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status ScanFolder(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::StatusOr<Log> NewestCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status Replay(const Log& log) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   bool Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);

@@ -206,7 +206,7 @@ absl::Status SegmentStore::WriteCheckpoint() {
   std::vector<Moved> moved;
   absl::Status status = WriteCheckpointBody(&writer, &moved);
   if (status.ok()) status = writer.Sync();
-  if (status.ok()) status = SyncLane(directory_);
+  if (status.ok()) status = SyncFolder(directory_);
   std::unique_ptr<LogWriter> journal;
   uint16_t slot = 0;
   if (status.ok()) status = StartJournal(&journal, &slot);

@@ -17,9 +17,8 @@ namespace kvstrata::core::storage {
 namespace {
 
 constexpr char kSuperFile[] = "super";
-constexpr char kLanesFolder[] = "lanes";
 constexpr uint64_t kCopyBytes = 4096;
-// The root, two folders, the lock file, the superblock's two copies; and the end of a journal that is reserved ahead.
+// The folder and two above it, the lock file, the superblock's two copies; and the end of a journal that is reserved ahead.
 constexpr uint64_t kFixedBytes = 6 * 4096 + 256 * 1024;
 // 2^24 openings, 2^40 placements in each.
 constexpr uint64_t kEpochShift = 40;
@@ -30,6 +29,8 @@ constexpr uint64_t kMinGrowBytes = 64 * 1024;
 constexpr uint64_t kMaxGrowBytes = 16u << 20;
 constexpr uint64_t kSlackShare = 16;
 constexpr uint64_t kMinSlackBytes = 1u << 20;
+
+bool IsData(std::string_view name) { return name.starts_with("data-") || name.starts_with("checkpoint-"); }
 
 bool IsBlank(base::ByteView bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
@@ -73,16 +74,6 @@ absl::Status SegmentStore::OpenRoot() {
   absl::StatusOr<DirectoryLock> lock = DirectoryLock::Acquire(os_, root_, path_);
   if (!lock.ok()) return lock.status();
   lock_ = *std::move(lock);
-  return MakeLaneFolders();
-}
-
-absl::Status SegmentStore::MakeLaneFolders() {
-  for (const char* name : {kLanesFolder, kLaneFolder}) {
-    int result = os_.MkdirAt(root_, name, kFolderMode);
-    if (result == -EEXIST) continue;
-    if (result >= 0) result = os_.ChmodAt(root_, name, kFolderMode);
-    if (result < 0) return WriteError(directory_, "make", name, result);
-  }
   return absl::OkStatus();
 }
 
@@ -115,8 +106,10 @@ absl::Status SegmentStore::OpenSuperblock() {
 
 absl::Status SegmentStore::MakeSuperblock() {
   bool empty = true;
-  const int read = os_.ReadDirectory(root_, kLaneFolder, [&](std::string_view) { empty = false; });
-  if (read < 0 && read != -ENOENT) return ReadError(directory_, "read", kLaneFolder, read);
+  const int read = os_.ReadDirectory(root_, ".", [&](std::string_view name) {
+    if (IsData(name) || JournalOfName(name).has_value()) empty = false;
+  });
+  if (read < 0) return ReadError(directory_, "read", ".", read);
   // A store without its superblock is not begun anew over what it holds.
   if (!empty) return base::Corrupt("super", path_ + " has records and no superblock");
   super_.segment_bytes = segment_bytes_;
@@ -145,10 +138,10 @@ absl::Status SegmentStore::WriteSuperblock() {
   return absl::OkStatus();
 }
 
-// The names of what was made, from the inside out; those in the store at every opening, since an earlier one may have
+// The names of what was made, from the inside out; those in the folder at every opening, since an earlier one may have
 // been stopped before it came here.
 absl::Status SegmentStore::SyncMadeFolders() {
-  std::vector<std::string> names = {kLanesFolder, "."};
+  std::vector<std::string> names = {"."};
   std::string above = "..";
   for (uint32_t i = 0; i < made_above_; ++i, above += "/..") names.push_back(above);
   for (const std::string& name : names) {
@@ -193,7 +186,7 @@ absl::Status SegmentStore::ReadTable() {
 // The newest checkpoint and the journals behind it, in order. `*moved` when one of them was not there.
 absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
   std::vector<uint64_t> journals;
-  if (absl::Status status = ScanLane(&journals); !status.ok()) return status;
+  if (absl::Status status = ScanFolder(&journals); !status.ok()) return status;
   const absl::StatusOr<Log> checkpoint = NewestCheckpoint();
   if (!checkpoint.ok()) return checkpoint.status();
   const uint64_t first = *checkpoint == nullptr ? 1 : (*checkpoint)->header.number;
@@ -220,16 +213,16 @@ absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
   return absl::OkStatus();
 }
 
-absl::Status SegmentStore::ScanLane(std::vector<uint64_t>* journals) {
+absl::Status SegmentStore::ScanFolder(std::vector<uint64_t>* journals) {
   uint64_t foreign = 0;
-  const int result = os_.ReadDirectory(root_, kLaneFolder, [&](std::string_view name) {
+  const int result = os_.ReadDirectory(root_, ".", [&](std::string_view name) {
     if (const std::optional<uint64_t> number = JournalOfName(name); number.has_value()) {
       journals->push_back(*number);
-    } else if (!name.starts_with("data-") && !name.starts_with("checkpoint-")) {
+    } else if (!IsData(name) && name != kSuperFile && name != DirectoryLock::kFile) {
       ++foreign;
     }
   });
-  if (result < 0 && !(read_only_ && result == -ENOENT)) return ReadError(directory_, "read", kLaneFolder, result);
+  if (result < 0) return ReadError(directory_, "read", ".", result);
   std::sort(journals->begin(), journals->end());
   if (!journals->empty()) next_journal_ = journals->back() + 1;
   base::MutexLock lock(mutex_);

@@ -179,7 +179,7 @@ def apply_log(data, table, counted):
 
 def decode_store(folder):
     lane = os.path.join(folder, "lanes", "0")
-    store = decode_super(load(os.path.join(folder, "super")))
+    store = decode_super(load(os.path.join(lane, "super")))
     table, first = {}, 1
     checkpoints = []
     for name in ("checkpoint-a.ckp", "checkpoint-b.ckp"):

@@ -173,7 +173,7 @@ def store_files():
     journal = journal.ljust(8192, b"\0")  # the next flush
     journal += entry(1, epoch + 5, empty, 2000, len(journal), 0, [], b"")
     units = [b"first", b"gone", b"gone", b"second", b"A" * 4096]
-    return {"super": super_copy(2).ljust(4096, b"\0") + super_copy(1),
+    return {"lanes/0/super": super_copy(2).ljust(4096, b"\0") + super_copy(1),
             "lanes/0/checkpoint-a.ckp": log_header(b"KVSCKP\xff\n", 3, 1000, 3, len(body)) + body,
             "lanes/0/journal-0003.log": journal,
             "lanes/0/data-0000.seg": b"".join(unit.ljust(4096, b"\0") for unit in units)}

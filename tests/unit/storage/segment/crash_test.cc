@@ -214,7 +214,7 @@ TEST_CASE("a journal cut off at any sector is read up to there, and nothing else
       REQUIRE(PutNow(*store, KeyOf(100 + key), "later", std::string(600, 'm')).status.ok());
     }
   }
-  const std::string name = "/deep/store/lanes/0/journal-0001.log";
+  const std::string name = "/deep/store/journal-0001.log";
   REQUIRE(disk.BytesOf(name) != nullptr);
   const std::vector<std::byte> whole = *disk.BytesOf(name);
   size_t before = 0;

@@ -120,10 +120,10 @@ TEST_CASE("files and folders have their modes whatever the umask, which stays as
       REQUIRE(PutNow(*store, KeyOf(1), "p").status.ok());
     }
     CHECK(umask(before) == mask);
-    for (const char* folder : {"a", "a/store", "a/store/lanes", "a/store/lanes/0"}) {
+    for (const char* folder : {"a", "a/store"}) {
       CHECK(ModeOf(directory / folder) == 0700);
     }
-    for (const char* file : {"kvstrata.lock", "super", "lanes/0/data-0000.seg", "lanes/0/journal-0001.log"}) {
+    for (const char* file : {"kvstrata.lock", "super", "data-0000.seg", "journal-0001.log"}) {
       CHECK(ModeOf(directory / "a/store/" + file) == 0600);
     }
   }
@@ -132,7 +132,7 @@ TEST_CASE("files and folders have their modes whatever the umask, which stays as
 TEST_CASE("sizes and offsets beyond 32 bits are right") {
   TempDir directory;
   const std::string root = directory / "store";
-  fs::create_directories(root + "/lanes/0");
+  fs::create_directories(root);
   constexpr uint64_t kPayload = 5ull << 30;
   constexpr uint64_t kPlace = (1ull << 32) + 12345;
   const auto text = [](base::ByteView bytes) { return std::string(base::AsText(bytes)); };
@@ -147,8 +147,8 @@ TEST_CASE("sizes and offsets beyond 32 bits are right") {
   std::vector<std::byte> bytes;
   format::AppendEntry(entry, 77, 4096, &bytes);
   const std::string start = text(format::EncodeLogHeader(header));
-  Spill(root + "/lanes/0/journal-0001.log", start + std::string(4096 - start.size(), '\0') + text(bytes));
-  const int fd = open((root + "/lanes/0/data-0000.seg").c_str(), O_CREAT | O_WRONLY, 0600);
+  Spill(root + "/journal-0001.log", start + std::string(4096 - start.size(), '\0') + text(bytes));
+  const int fd = open((root + "/data-0000.seg").c_str(), O_CREAT | O_WRONLY, 0600);
   REQUIRE(fd >= 0);
   REQUIRE(ftruncate(fd, static_cast<off_t>(4096 + kPayload)) == 0);  // a hole: takes no space
   REQUIRE(pwrite(fd, "there", 5, static_cast<off_t>(4096 + kPlace)) == 5);
@@ -166,7 +166,7 @@ TEST_CASE("sizes and offsets beyond 32 bits are right") {
 TEST_CASE("a store that was written from the format's description alone is read") {
   TempDir directory;
   const std::string root = directory / "store";
-  fs::copy(KVSTRATA_GOLDEN_FORMAT "/store", root, fs::copy_options::recursive);
+  fs::copy(KVSTRATA_GOLDEN_FORMAT "/store/lanes/0", root, fs::copy_options::recursive);
   for (const bool read_only : {true, false, false}) {
     CAPTURE(read_only);
     storage::SegmentOptions options = Options(root);
@@ -319,7 +319,7 @@ TEST_CASE("journals end in a checkpoint, and what they held stays, also where it
     CHECK(store->stats().checkpoints > 3);
     CHECK(Listed(*store) == 50);
   }
-  CHECK(FilesIn(root + "/lanes/0") <= 4);  // a segment, two checkpoints, a journal
+  CHECK(FilesIn(root) <= 6);  // lock, superblock, a segment, two checkpoints, a journal
   const Store store = Open(options);
   std::vector<storage::ListEntry> entries;
   REQUIRE(ListAll(*store, 7, &entries).ok());
@@ -379,7 +379,7 @@ TEST_CASE("a flipped bit of a journal costs the records of its flush at most, an
       REQUIRE(store->Sync().ok());
     }
   }
-  const std::string journal = root + "/lanes/0/journal-0001.log";
+  const std::string journal = root + "/journal-0001.log";
   const std::string good = Slurp(journal);
   // Every bit of the second flush's entry: 72 + 12 + 6 bytes, up to a multiple of 8.
   for (size_t bit = 0; bit < 8 * 96; ++bit) {
@@ -401,9 +401,9 @@ TEST_CASE("a segment that is gone or cut short makes misses of its records, and 
     const Store store = Open(root);
     for (uint64_t i = 0; i < 4; ++i) REQUIRE(PutNow(*store, KeyOf(i), std::string(400'000, 'p')).status.ok());
   }
-  REQUIRE(fs::exists(root + "/lanes/0/data-0001.seg"));
-  fs::remove(root + "/lanes/0/data-0001.seg");
-  fs::resize_file(root + "/lanes/0/data-0000.seg", 500'000);
+  REQUIRE(fs::exists(root + "/data-0001.seg"));
+  fs::remove(root + "/data-0001.seg");
+  fs::resize_file(root + "/data-0000.seg", 500'000);
   {
     const Store store = Open(root);
     CHECK(store->stats().dropped_at_open == 3);
@@ -421,7 +421,7 @@ TEST_CASE("a segment cut short under a reader is an error, not a signal") {
   const Store store = Open(directory / "store");
   const std::string payload(100'000, 'p');
   REQUIRE(PutNow(*store, KeyOf(1), payload).status.ok());
-  fs::resize_file(directory / "store/lanes/0/data-0000.seg", 5000);
+  fs::resize_file(directory / "store/data-0000.seg", 5000);
   std::string room(payload.size(), '#');
   CHECK(CodeOf(GetNow(*store, KeyOf(1), 0, std::as_writable_bytes(std::span(room))).status) == Code::kCorrupt);
 }
@@ -433,10 +433,8 @@ TEST_CASE("what is not ours is skipped, counted and left alone") {
     const Store store = Open(root);
     REQUIRE(PutNow(*store, KeyOf(1), "one").status.ok());
   }
-  const std::vector<std::string> foreign = {root + "/lanes/0/notes.txt", root + "/lanes/0/journal-1.log",
-                                            root + "/lanes/0/journal-00001.log"};
+  const std::vector<std::string> foreign = {root + "/notes.txt", root + "/journal-1.log", root + "/journal-00001.log"};
   for (const std::string& path : foreign) Spill(path, "not ours");
-  Spill(root + "/README", "not ours");
   const Store store = Open(root);
   CHECK(store->stats().foreign_entries == foreign.size());
   CHECK(Listed(*store) == 1);
