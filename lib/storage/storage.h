@@ -112,6 +112,19 @@ struct ListPage {
   uint64_t skipped = 0;
 };
 
+// What has become of a record that somebody else writes.
+struct FeedEntry {
+  // Its key alone counts when the record is gone.
+  ListEntry record;
+  bool gone = false;
+};
+
+struct FeedPage {
+  std::vector<FeedEntry> entries;
+  // True when nothing more is to be told now. A page that is not the last may be empty.
+  bool done = false;
+};
+
 struct Capabilities {
   // False: a get must cover the whole payload. The engine opens no such storage.
   bool range_reads = true;
@@ -121,6 +134,8 @@ struct Capabilities {
   bool persistent = false;
   // Opened for reading only: puts and removes return kReadOnly.
   bool read_only = false;
+  // Others write to it as well, and Follow tells what.
+  bool followed = false;
   // Requests that may be accepted and not completed at one time; also the largest batch. At least 1.
   uint64_t max_requests = 1;
   // The largest payload of one record.
@@ -196,6 +211,10 @@ class Storage {
   // Up to `limit` (at least 1) records from `cursor` on, replacing `*page`. Every record that exists during the whole
   // listing is returned at least once; one put or removed meanwhile may be or not.
   virtual absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) = 0;
+
+  // Replaces `*page` by up to `limit` (at least 1) records of other writers: first all that they have, then whatever they
+  // put, replace or remove. A get of such a record may find it gone, or find bytes of another. One caller at a time.
+  virtual absl::Status Follow(uint64_t limit, FeedPage* page);
 
   virtual Capabilities capabilities() const = 0;
 

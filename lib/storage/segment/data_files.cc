@@ -55,19 +55,35 @@ void DataFiles::Close() {
 }
 
 absl::Status DataFiles::Open() {
-  for (uint32_t number = 0; number < kMaxSegments; ++number) {
-    struct stat info {};
-    const int found = directory_.os.StatAt(directory_.root, SegmentName(number).c_str(), &info);
-    if (found == -ENOENT) break;
-    if (found < 0) return ReadError(directory_, "stat", SegmentName(number).c_str(), found);
-    if (absl::Status status = OpenSegment(number, false); !status.ok()) return status;
-    Segment& segment = *segments_[number];
-    segment.ready = std::min(segment_units_, Units(static_cast<uint64_t>(std::max<off_t>(info.st_size, 0))));
+  for (uint64_t bytes = 0;;) {
+    const absl::StatusOr<bool> opened = OpenNext(&bytes);
+    if (!opened.ok() || !*opened) return opened.status();
+    Segment& segment = *segments_[count_ - 1];
+    segment.ready = std::min(segment_units_, Units(bytes));
     Give(segment, 0, segment.ready);
     base::MutexLock lock(grow_mutex_);
     made_units_ += segment.ready;
   }
-  return absl::OkStatus();
+}
+
+absl::Status DataFiles::OpenLater() {
+  for (uint64_t bytes = 0;;) {
+    const absl::StatusOr<bool> opened = OpenNext(&bytes);
+    if (!opened.ok() || !*opened) return opened.status();
+  }
+}
+
+// False where there is none; else how long it is.
+absl::StatusOr<bool> DataFiles::OpenNext(uint64_t* bytes) {
+  const uint32_t number = count_;
+  if (number == kMaxSegments) return false;
+  struct stat info {};
+  const int found = directory_.os.StatAt(directory_.root, SegmentName(number).c_str(), &info);
+  if (found == -ENOENT) return false;
+  if (found < 0) return ReadError(directory_, "stat", SegmentName(number).c_str(), found);
+  *bytes = static_cast<uint64_t>(std::max<off_t>(info.st_size, 0));
+  if (absl::Status status = OpenSegment(number, false); !status.ok()) return status;
+  return true;
 }
 
 absl::Status DataFiles::OpenSegment(uint32_t number, bool create) {
@@ -134,6 +150,12 @@ bool DataFiles::Claim(const format::Extent& extent) {
   if (extent.segment >= count_ || !segments_[extent.segment]->map.AllFree(extent.first, extent.units)) return false;
   segments_[extent.segment]->map.Take(extent.first, extent.units);
   return true;
+}
+
+bool DataFiles::Reaches(std::span<const format::Extent> extents) const {
+  return std::all_of(extents.begin(), extents.end(), [this](const format::Extent& extent) {
+    return extent.segment < count_ && extent.first <= segment_units_ && extent.units <= segment_units_ - extent.first;
+  });
 }
 
 uint64_t DataFiles::free_units() const {

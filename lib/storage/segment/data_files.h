@@ -50,6 +50,8 @@ class DataFiles {
   ~DataFiles();
   // Opens those that are there, 0, 1, 2, ... without a gap.
   absl::Status Open();
+  // For a reader: those that have come since. Nothing is free in them.
+  absl::Status OpenLater();
   void Close();
 
   // One run of that many units (at least 1) that exist and are free; after the last one if possible, so that what is
@@ -63,6 +65,9 @@ class DataFiles {
   uint64_t free_units() const;
   // Free and taken ones.
   uint64_t ready_units() const { return ready_units_; }
+
+  // Whether all of it is in segments that are open. For a reader, whose segments may be longer by now than they were.
+  bool Reaches(std::span<const format::Extent> extents) const;
 
   // Makes room for a run of so many units at the end, and publishes it within `publish`, which calls the function that
   // it is given under the caller's lock. Does nothing where there are more than `ready` units by now: what another has
@@ -96,6 +101,7 @@ class DataFiles {
   };
 
   absl::Status OpenSegment(uint32_t number, bool create);
+  absl::StatusOr<bool> OpenNext(uint64_t* bytes);
   void Give(Segment& segment, uint32_t first, uint32_t end);
   absl::Status Extend(Segment& segment, uint32_t ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_);
   absl::Status SyncFolder();

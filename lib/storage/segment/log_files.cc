@@ -17,9 +17,6 @@ constexpr char kJournalStart[] = "journal-";
 constexpr char kJournalEnd[] = ".log";
 // As printed: four digits, or more without a leading zero.
 constexpr size_t kDigits = 4;
-// Read at once: large enough that reading a log costs as much as copying it.
-constexpr size_t kWindowBytes = 256 * 1024;
-static_assert(kWindowBytes >= format::kMaxEntryBytes);
 // The journal's space is reserved this far ahead. Its file then keeps its length, which a flush need not write.
 constexpr uint64_t kReserveBytes = 256 * 1024;
 
@@ -33,6 +30,10 @@ absl::Status WriteHeader(const Directory& directory, const LogFile& log, const f
   if (!status.ok()) return status;
   const int result = directory.os.Fsync(log.descriptor.get());
   return result < 0 ? WriteError(directory, "flush", name, result) : absl::OkStatus();
+}
+
+uint64_t BlockAtOrBehind(uint64_t offset) {
+  return (offset + format::kLogBlockBytes - 1) / format::kLogBlockBytes * format::kLogBlockBytes;
 }
 
 }  // namespace
@@ -101,7 +102,7 @@ absl::Status SyncFolder(const Directory& directory) {
 
 absl::StatusOr<base::ByteView> LogReader::View(uint64_t offset, size_t bytes) {
   if (offset < window_at_ || offset > window_at_ + window_.size() || bytes > window_at_ + window_.size() - offset) {
-    window_.resize(kWindowBytes);
+    window_.resize(window_bytes_);
     size_t filled = 0;
     while (filled < window_.size()) {
       const int64_t result =
@@ -128,6 +129,34 @@ absl::StatusOr<std::optional<format::LogEntry>> LogReader::ReadAt(uint64_t offse
   return std::optional<format::LogEntry>(*std::move(entry));
 }
 
+absl::StatusOr<std::optional<format::LogEntry>> LogReader::Next(bool live, uint64_t* offset, uint64_t* at, bool* torn) {
+  uint64_t bytes = 0;
+  *at = *offset;
+  absl::StatusOr<std::optional<format::LogEntry>> entry = ReadAt(*at, &bytes);
+  if (entry.ok() && !entry->has_value()) {
+    *torn = *torn || TornAt(*at);
+    const uint64_t block = BlockAtOrBehind(*offset);
+    if (block == *offset) return entry;
+    *at = block;
+    entry = ReadAt(*at, &bytes);
+    if (entry.ok() && !entry->has_value()) *torn = *torn || TornAt(*at);
+    // What lies before an entry was written before it: what is not there once the entry has been seen never will be.
+    if (live && entry.ok() && entry->has_value()) {
+      LogReader again(directory_, log_, format::kMaxEntryBytes);
+      uint64_t earlier_bytes = 0;
+      absl::StatusOr<std::optional<format::LogEntry>> earlier = again.ReadAt(*offset, &earlier_bytes);
+      if (!earlier.ok() || earlier->has_value()) {
+        *at = *offset;
+        bytes = earlier_bytes;
+        entry = std::move(earlier);
+        window_.clear();
+      }
+    }
+  }
+  if (entry.ok() && entry->has_value()) *offset = *at + bytes;
+  return entry;
+}
+
 bool LogReader::TornAt(uint64_t offset) {
   const uint64_t rest = format::kLogBlockBytes - offset % format::kLogBlockBytes;
   const absl::StatusOr<base::ByteView> view = View(offset, static_cast<size_t>(rest));
@@ -137,9 +166,7 @@ bool LogReader::TornAt(uint64_t offset) {
 
 // ---- Writing -------------------------------------------------------------------------------------------------------
 
-void LogWriter::StartBlock() {
-  end_ = (end_ + format::kLogBlockBytes - 1) / format::kLogBlockBytes * format::kLogBlockBytes;
-}
+void LogWriter::StartBlock() { end_ = BlockAtOrBehind(end_); }
 
 uint64_t LogWriter::Append(const format::LogEntry& entry) {
   const uint64_t offset = end();

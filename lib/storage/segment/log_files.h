@@ -49,11 +49,19 @@ absl::Status SyncFolder(const Directory& directory);
 // The entries of a log, one after another, and single ones out of order: reads ahead, so that neighbours are cheap.
 class LogReader {
  public:
-  LogReader(const Directory& directory, Log log) : directory_(directory), log_(std::move(log)) {}
+  // Read at once: large enough that reading a log costs as much as copying it.
+  static constexpr size_t kWindowBytes = 256 * 1024;
+  // `window_bytes`: an entry's most, at least.
+  LogReader(const Directory& directory, Log log, size_t window_bytes = kWindowBytes)
+      : directory_(directory), log_(std::move(log)), window_bytes_(window_bytes) {}
 
   // Nothing where no intact entry begins at `offset`: the end of a journal, or damage. `*entry_bytes` is its length.
   // An error only where the file could not be read.
   absl::StatusOr<std::optional<format::LogEntry>> ReadAt(uint64_t offset, uint64_t* entry_bytes);
+  // Of a journal: the entry at `*offset` or else, where a flush ended there, at the next block; `*at` is where, `*offset`
+  // what comes behind it. Nothing, and `*offset` as it was, at the end. `*torn` is set when something that is no entry
+  // lay in between. `live`: its writer may be adding to it.
+  absl::StatusOr<std::optional<format::LogEntry>> Next(bool live, uint64_t* offset, uint64_t* at, bool* torn);
   // Whether there are bytes other than 0 between `offset`, where no intact entry begins, and the end of its block:
   // something was cut off there.
   bool TornAt(uint64_t offset);
@@ -65,6 +73,7 @@ class LogReader {
 
   const Directory directory_;
   const Log log_;
+  const size_t window_bytes_;
   uint64_t window_at_ = 0;
   std::vector<std::byte> window_;
 };

@@ -49,6 +49,7 @@ struct SegmentStorage::State {
     limits.durable_sync = !options.read_only;
     limits.persistent = true;
     limits.read_only = options.read_only;
+    limits.followed = options.read_only;
     limits.max_requests = options.max_requests;
     limits.max_payload_bytes = store->MaxPayloadBytes();
   }
@@ -144,6 +145,19 @@ absl::Status SegmentStorage::List(const Cursor& cursor, uint64_t limit, ListPage
   const GatePass pass(state_->gate);
   return pass.status().ok() ? state_->store->List(cursor, limit, page) : pass.status();
 }
+
+absl::Status SegmentStorage::Follow(uint64_t limit, FeedPage* page) {
+  const GatePass pass(state_->gate);
+  return pass.status().ok() ? state_->store->Follow(limit, page) : pass.status();
+}
+
+absl::StatusOr<std::optional<ListEntry>> SegmentStorage::Find(const Key& key) {
+  const GatePass pass(state_->gate);
+  if (!pass.status().ok()) return pass.status();
+  return state_->store->Find(key);
+}
+
+bool SegmentStorage::made() const { return state_->store->made(); }
 
 Capabilities SegmentStorage::capabilities() const { return state_->limits; }
 

@@ -22,7 +22,8 @@ namespace kvstrata::core::storage {
 struct SegmentOptions {
   // Made when missing, with missing folders above it (mode 0700), unless `read_only`: then kNotFound.
   std::string path;
-  // Takes no lock and changes nothing; any number of readers beside one writer. Sees what was durable when it opened.
+  // Takes no lock and changes nothing; any number of readers beside one writer. Sees what was durable when it opened,
+  // and after each Follow what has become so since.
   bool read_only = false;
   // How much the store is to hold: 1 or more, unless it is read-only. A new store's files are laid out for it; segments
   // grow with what is put, up to this and a 16th and 1 MiB more.
@@ -57,6 +58,11 @@ class SegmentStorage final : public Storage {
   absl::Status Remove(const Key& key) override;
   absl::Status Sync() override;
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
+  absl::Status Follow(uint64_t limit, FeedPage* page) override;
+  // As a listing would tell it.
+  absl::StatusOr<std::optional<ListEntry>> Find(const Key& key);
+  // False of a folder in which no writer has begun a store yet.
+  bool made() const;
   Capabilities capabilities() const override;
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override;
   uint64_t UsedBytes() const override;

@@ -194,7 +194,9 @@ void SegmentStore::Retire(Id id, Change* change) {
 void SegmentStore::ReleaseIfUnused(Id id) {
   const Record record = table_.Get(id);
   if (record.linked || record.quarantined || record.being_read) return;
-  for (const format::Extent& extent : table_.PlaceOf(id)) data_->Free(extent);
+  if (!read_only_) {  // space is its writer's affair
+    for (const format::Extent& extent : table_.PlaceOf(id)) data_->Free(extent);
+  }
   table_.Free(id);
 }
 
@@ -268,14 +270,7 @@ absl::Status SegmentStore::List(const Cursor& cursor, uint64_t limit, ListPage* 
     for (; id < end && result.entries.size() < limit; ++id) {
       const Record record = table_.Get(id);
       if (!record.linked) continue;
-      ListEntry entry{{}, record.payload_bytes, StoredBytes(record.payload_bytes, record.meta_bytes), {}};
-      if (const RecordTable::Unlogged* unlogged = table_.UnloggedOf(id); unlogged != nullptr) {
-        entry.key = unlogged->key;
-        entry.meta = unlogged->meta;
-      } else {
-        places.push_back({result.entries.size(), logs_[record.log], record.log_offset, record.sequence});
-      }
-      result.entries.push_back(std::move(entry));
+      result.entries.push_back(EntryOf(id, &places, result.entries.size()));
     }
     result.done = id >= table_.end();
     result.next = CursorAt(id);
@@ -283,6 +278,19 @@ absl::Status SegmentStore::List(const Cursor& cursor, uint64_t limit, ListPage* 
   if (absl::Status status = ReadMetas(places, &result); !status.ok()) return status;
   *page = std::move(result);
   return absl::OkStatus();
+}
+
+// Without key and meta where those are in a log: their place is then added to `places`, for entry number `index`.
+ListEntry SegmentStore::EntryOf(Id id, std::vector<MetaPlace>* places, size_t index) {
+  const Record record = table_.Get(id);
+  ListEntry entry{{}, record.payload_bytes, StoredBytes(record.payload_bytes, record.meta_bytes), {}};
+  if (const RecordTable::Unlogged* unlogged = table_.UnloggedOf(id); unlogged != nullptr) {
+    entry.key = unlogged->key;
+    entry.meta = unlogged->meta;
+  } else {
+    places->push_back({index, logs_[record.log], record.log_offset, record.sequence});
+  }
+  return entry;
 }
 
 // Puts keys and metas that are in logs into their entries, and takes those entries away that are not there any more.

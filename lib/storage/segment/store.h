@@ -16,6 +16,7 @@
 #pragma once
 
 #include <atomic>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
@@ -98,6 +99,12 @@ class SegmentStore {
   // Flushes, and fails as well where an earlier flush has failed that no Sync has told of: what had completed is gone.
   absl::Status Sync();
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page);
+  // As Storage::Follow, of a store that is open for reading only (store_follow.cc).
+  absl::Status Follow(uint64_t limit, FeedPage* page);
+  // As a listing would tell it.
+  absl::StatusOr<std::optional<ListEntry>> Find(const Key& key);
+  // Whether its writer has begun it: of what has not been, nothing is ever read.
+  bool made() const { return super_.epoch > 0; }
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const;
   uint64_t UsedBytes() const { return used_bytes_.load(); }
   uint64_t MaxPayloadBytes() const;
@@ -145,6 +152,20 @@ class SegmentStore {
     uint64_t sequence = 0;
   };
 
+  // How far a reader has come in its writer's journals.
+  struct Followed {
+    Log journal;
+    uint16_t slot = 0;
+    uint64_t offset = 0;
+    // All that was there at opening has been told; up to where.
+    bool listed = false;
+    Cursor cursor;
+    // What has changed since and is to be told, in this order.
+    std::deque<Key> changed;
+    // Nothing more had been written when it was looked at last.
+    bool at_end = false;
+  };
+
   explicit SegmentStore(const SegmentStoreOptions& options);
 
   // Opening (store_open.cc).
@@ -157,8 +178,10 @@ class SegmentStore {
   absl::Status OpenLogs(std::vector<Log>* logs, bool* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status ScanFolder(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::StatusOr<Log> NewestCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  absl::Status Replay(const Log& log) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status Replay(const Log& log, absl::FunctionRef<bool(const format::LogEntry& entry, uint64_t offset)> apply)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   bool Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  static Record RecordOf(const format::LogEntry& entry, uint16_t log, uint64_t offset);
   absl::Status ClaimAll();
   absl::Status DropAtOpen(Id id);
 
@@ -172,6 +195,24 @@ class SegmentStore {
   void ReserveQuarantine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status ReadMetas(const std::vector<MetaPlace>& places, ListPage* page);
+
+  // Following (store_follow.cc).
+  absl::Status ReadOn(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status ReadJournal(uint64_t limit, uint64_t* read) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status ReadAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  // What a reading anew has found of one key.
+  struct Seen {
+    Record record;
+    RecordPlace place;
+  };
+  using SeenByKey = absl::flat_hash_map<Key, Seen>;
+  void MergeSeen(const SeenByKey& seen, std::vector<bool>* kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status LeaveOthers(const std::vector<bool>& kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  bool TakeOver(const Key& key, const Record& record, std::span<const format::Extent> extents)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_, mutex_);
+  void Leave(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_, mutex_);
+  absl::Status Tell(uint64_t limit, FeedPage* page) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  ListEntry EntryOf(Id id, std::vector<MetaPlace>* places, size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Flushing (store_flush.cc).
   absl::Status FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
@@ -222,6 +263,7 @@ class SegmentStore {
   uint64_t checkpoint_bytes_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   // That any entry had which was read at opening.
   uint64_t newest_sequence_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+  Followed followed_ ABSL_GUARDED_BY(flush_mutex_);
   // The copy that the next checkpoint goes to.
   uint32_t next_copy_ ABSL_GUARDED_BY(flush_mutex_) = 0;
 

@@ -170,7 +170,10 @@ absl::Status SegmentStore::ReadTable() {
     // Beside a writer, journals may have gone since the folder was read. Those that are open stay readable.
     if (read_only_ && moved && attempt < kReadAttempts) continue;
     for (const Log& log : logs) {
-      if (status = Replay(log); !status.ok()) return status;
+      const uint16_t slot = AddLog(log);
+      status = Replay(log, [&](const format::LogEntry& entry, uint64_t offset) { return Apply(entry, slot, offset); });
+      if (!status.ok()) return status;
+      followed_.slot = slot;
     }
     break;
   }
@@ -248,8 +251,8 @@ absl::StatusOr<Log> SegmentStore::NewestCheckpoint() {
   return newest;
 }
 
-absl::Status SegmentStore::Replay(const Log& log) {
-  const uint16_t slot = AddLog(log);
+absl::Status SegmentStore::Replay(const Log& log,
+                                  absl::FunctionRef<bool(const format::LogEntry& entry, uint64_t offset)> apply) {
   LogReader reader(directory_, log);
   const format::LogHeader& header = log->header;
   const bool counted = header.kind == format::LogKind::kCheckpoint;
@@ -257,23 +260,21 @@ absl::Status SegmentStore::Replay(const Log& log) {
   uint64_t entries = 0;
   bool torn = false;
   while (!counted || entries < header.entries) {
-    uint64_t bytes = 0;
-    const absl::StatusOr<std::optional<format::LogEntry>> entry = reader.ReadAt(offset, &bytes);
+    uint64_t at = offset, bytes = 0;
+    absl::StatusOr<std::optional<format::LogEntry>> entry =
+        counted ? reader.ReadAt(offset, &bytes) : reader.Next(read_only_, &offset, &at, &torn);
     if (!entry.ok()) return entry.status();
-    if (entry->has_value()) {
-      if (!Apply(**entry, slot, offset)) {
-        return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for the table");
-      }
-      offset += bytes;
-      ++entries;
-      continue;
-    }
-    torn = torn || counted || reader.TornAt(offset);
-    // What the next flush wrote, if there was one, begins here.
-    if (counted || offset % format::kLogBlockBytes == 0) break;
-    offset += format::kLogBlockBytes - offset % format::kLogBlockBytes;
+    if (!entry->has_value()) break;
+    if (!apply(**entry, at)) return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for the table");
+    offset += bytes;
+    ++entries;
   }
-  if (!counted) older_journal_bytes_ += offset - format::kLogBodyOffset;
+  torn = torn || (counted && entries < header.entries);
+  if (!counted) {
+    older_journal_bytes_ += offset - format::kLogBodyOffset;
+    followed_.journal = log;
+    followed_.offset = offset;
+  }
   base::MutexLock lock(mutex_);
   if (torn) ++stats_.torn_logs;
   return absl::OkStatus();
@@ -290,6 +291,10 @@ bool SegmentStore::Apply(const format::LogEntry& entry, uint16_t log, uint64_t o
     table_.Free(*old);
   }
   if (entry.kind == format::EntryKind::kRemove) return true;
+  return table_.Add(Key{entry.key}, RecordOf(entry, log, offset), entry.extents, {}).has_value();
+}
+
+Record SegmentStore::RecordOf(const format::LogEntry& entry, uint16_t log, uint64_t offset) {
   Record record;
   record.sequence = entry.sequence;
   record.payload_bytes = entry.payload_bytes;
@@ -297,7 +302,7 @@ bool SegmentStore::Apply(const format::LogEntry& entry, uint16_t log, uint64_t o
   record.log = log;
   record.log_offset = offset;
   record.state = RecordState::kDurable;
-  return table_.Add(Key{entry.key}, record, entry.extents, {}).has_value();
+  return record;
 }
 
 // Units of all records are taken; where two want the same, or a segment ends before, something was damaged, and the

@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// A reader of a segment store sees what its writer does: across flushes, journals and checkpoints, and whatever part of
+// a write has arrived.
+#include <filesystem>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lib/base/random.h"
+#include "lib/base/status.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/storage/segment/segment_fixture.h"
+
+namespace base = kvstrata::core::base;
+namespace fs = std::filesystem;
+namespace storage = kvstrata::core::storage;
+using kvstrata::core::base::Code;
+using kvstrata::core::base::CodeOf;
+using kvstrata::test::GetNow;
+using kvstrata::test::KeyOf;
+using kvstrata::test::PutNow;
+using kvstrata::test::ReadNow;
+using kvstrata::test::TempDir;
+using kvstrata::test::segment::kForever;
+using kvstrata::test::segment::Open;
+using kvstrata::test::segment::OpenReadOnly;
+using kvstrata::test::segment::Options;
+using kvstrata::test::segment::Slurp;
+using kvstrata::test::segment::Spill;
+using kvstrata::test::segment::Store;
+
+namespace {
+
+using Told = std::map<storage::Key, std::string>;  // metas
+
+// Follows to the end, `limit` at a time, and brings `told` up to date; how many entries that took.
+size_t Follow(storage::Storage& reader, Told* told, uint64_t limit = 100) {
+  size_t entries = 0;
+  storage::FeedPage page;
+  for (int pages = 0; !page.done; ++pages) {
+    REQUIRE(pages < 10'000);
+    REQUIRE(reader.Follow(limit, &page).ok());
+    REQUIRE(page.entries.size() <= limit);
+    for (const storage::FeedEntry& entry : page.entries) {
+      ++entries;
+      if (entry.gone) {
+        told->erase(entry.record.key);
+      } else {
+        (*told)[entry.record.key] = std::string(base::AsText(entry.record.meta));
+      }
+    }
+  }
+  return entries;
+}
+
+std::string PayloadOf(uint64_t round) { return std::string(3000 + round % 3000, static_cast<char>('a' + round % 26)); }
+
+}  // namespace
+
+TEST_CASE("a reader is told what was there, then what changes, once each") {
+  TempDir directory;
+  const Store writer = Open(directory / "store");
+  REQUIRE(PutNow(*writer, KeyOf(1), "one", "meta one").status.ok());
+  REQUIRE(PutNow(*writer, KeyOf(2), "two", "meta two").status.ok());
+  REQUIRE(writer->Sync().ok());
+  const Store reader = OpenReadOnly(directory / "store");
+  Told told;
+  CHECK(Follow(*reader, &told) == 2);
+  CHECK(told == Told{{KeyOf(1), "meta one"}, {KeyOf(2), "meta two"}});
+  CHECK(Follow(*reader, &told) == 0);
+
+  REQUIRE(PutNow(*writer, KeyOf(3), "three", "meta three").status.ok());
+  CHECK(Follow(*reader, &told) == 0);  // not flushed
+  REQUIRE(writer->Remove(KeyOf(1)).ok());
+  REQUIRE(PutNow(*writer, KeyOf(2), "two again", "meta again").status.ok());
+  REQUIRE(writer->Sync().ok());
+  CHECK(CodeOf(ReadNow(*reader, KeyOf(3)).status()) == Code::kNotFound);
+  CHECK(Follow(*reader, &told) == 3);
+  CHECK(told == Told{{KeyOf(2), "meta again"}, {KeyOf(3), "meta three"}});
+  CHECK(ReadNow(*reader, KeyOf(2)).value() == "two again");
+  CHECK(ReadNow(*reader, KeyOf(3)).value() == "three");
+  CHECK(CodeOf(ReadNow(*reader, KeyOf(1)).status()) == Code::kNotFound);
+  CHECK(reader->UsedBytes() < writer->UsedBytes() + 1);
+  storage::FeedPage page;
+  CHECK(CodeOf(writer->Follow(1, &page)) == Code::kUnsupported);
+}
+
+TEST_CASE("a reader follows over journals and checkpoints, however rarely it looks") {
+  const uint64_t every = GENERATE(1, 7, 150);
+  CAPTURE(every);
+  TempDir directory(TempDir::Place::kMemory);
+  storage::SegmentOptions options = Options(directory / "store");
+  options.journal_bytes = 20'000;
+  Store writer = Open(options);
+  const Store reader = OpenReadOnly(directory / "store");
+  base::SeededRandom random(20261130 + every);
+  std::map<storage::Key, std::string> stored;
+  Told expected, told;
+  uint64_t checkpoints = 0;
+  for (uint64_t round = 1; round <= 450; ++round) {
+    const storage::Key key = KeyOf(random.Below(40));
+    if (random.Below(4) == 0) {
+      REQUIRE(writer->Remove(key).ok());
+      stored.erase(key);
+      expected.erase(key);
+    } else {
+      const std::string meta = "meta " + std::to_string(round) + std::string(round % 700, '.');
+      REQUIRE(PutNow(*writer, key, PayloadOf(round), meta).status.ok());
+      stored[key] = PayloadOf(round);
+      expected[key] = meta;
+    }
+    if (round % 3 == 0) REQUIRE(writer->Sync().ok());
+    if (round % 150 == 0) {
+      checkpoints += writer->stats().checkpoints;
+      writer.reset();
+      writer = Open(options);
+    }
+    if (round % 3 != 0 || round % every != 0) continue;
+    Follow(*reader, &told, 1 + round % 9);
+    REQUIRE(told == expected);
+    for (const auto& [at, payload] : stored) REQUIRE(ReadNow(*reader, at).value() == payload);
+  }
+  CHECK(checkpoints > 1);
+  Follow(*reader, &told);
+  CHECK(told == expected);
+  CHECK(Follow(*reader, &told) == 0);
+}
+
+TEST_CASE("a write that has arrived in part is read to there, and on when the rest has come") {
+  TempDir directory(TempDir::Place::kMemory);
+  const std::string root = directory / "store";
+  const std::string journal = root + "/journal-0001.log";
+  {
+    const Store writer = Open(root);
+    REQUIRE(PutNow(*writer, KeyOf(0), "first", "meta 0").status.ok());
+    REQUIRE(writer->Sync().ok());
+    // One flush of several blocks, whose entries cross their borders.
+    for (uint64_t i = 1; i <= 20; ++i) REQUIRE(PutNow(*writer, KeyOf(i), "p", std::string(900, 'm')).status.ok());
+    REQUIRE(writer->Sync().ok());
+    REQUIRE(PutNow(*writer, KeyOf(99), "last", "meta 99").status.ok());
+  }
+  const std::string whole = Slurp(journal);
+  for (size_t length = 8192; length < 40'000; length += 512) {
+    CAPTURE(length);
+    std::string part = whole;
+    std::fill(part.begin() + static_cast<std::ptrdiff_t>(std::min(length, part.size())), part.end(), '\0');
+    Spill(journal, part);
+    const Store reader = OpenReadOnly(root);
+    Told told;
+    Follow(*reader, &told);
+    REQUIRE(told.count(KeyOf(0)) == 1);
+    REQUIRE(told.size() <= 1 + (length - 8192) / 900 + 1);
+    // In place: the reader has it open.
+    std::fstream file(journal, std::ios::binary | std::ios::in | std::ios::out);
+    file << whole;
+    file.close();
+    Follow(*reader, &told);
+    REQUIRE(told.size() == 22);
+    REQUIRE(ReadNow(*reader, KeyOf(99)).value() == "last");
+  }
+}
+
+TEST_CASE("a reader that opened before the first flush, and one whose lane goes away") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  Told told;
+  fs::create_directory(root);
+  const Store early = OpenReadOnly(root);
+  CHECK_FALSE(early->made());
+  Store writer = Open(root);
+  const Store reader = OpenReadOnly(root);
+  CHECK(reader->made());
+  CHECK(Follow(*reader, &told) == 0);
+  REQUIRE(PutNow(*writer, KeyOf(1), std::string(1'500'000, 'x'), "meta").status.ok());  // in a new segment, and another
+  REQUIRE(writer->Sync().ok());
+  CHECK(Follow(*reader, &told) == 1);
+  CHECK(ReadNow(*reader, KeyOf(1)).value() == std::string(1'500'000, 'x'));
+  REQUIRE(writer->Close(kForever).ok());
+  fs::remove_all(root);
+  CHECK(Follow(*reader, &told) == 1);
+  CHECK(told.empty());
+}
