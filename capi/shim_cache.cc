@@ -10,7 +10,7 @@
 #include "capi/shim_storage.h"
 #include "capi/struct_reader.h"
 #include "lib/storage/memory.h"
-#include "lib/storage/segment/segment_storage.h"
+#include "lib/storage/segment/lane_storage.h"
 
 namespace kvstrata::capi {
 namespace {
@@ -45,11 +45,11 @@ absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cac
     return std::shared_ptr<storage::Storage>(std::make_shared<storage::MemoryStorage>(memory));
   }
   storage::SegmentOptions segment;
-  segment.path = std::string(options.path) + "/lanes/0";
+  segment.path = options.path;
   segment.read_only = read_only;
   segment.capacity_bytes = options.capacity_bytes;
   if (options.io_threads != 0) segment.io_threads = options.io_threads;
-  absl::StatusOr<std::unique_ptr<storage::SegmentStorage>> opened = storage::SegmentStorage::Open(segment);
+  absl::StatusOr<std::unique_ptr<storage::LaneStorage>> opened = storage::LaneStorage::Open(segment, 0);
   if (!opened.ok()) return opened.status();
   return std::shared_ptr<storage::Storage>(*std::move(opened));
 }

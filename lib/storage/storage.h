@@ -125,6 +125,24 @@ struct FeedPage {
   bool done = false;
 };
 
+// A value on which all who share a storage agree.
+using MarkValue = std::array<std::byte, 16>;
+struct Mark {
+  Key key;
+  MarkValue value{};
+};
+
+class Marks {
+ public:
+  virtual ~Marks() = default;
+
+  // What has been set, by whomever, and was not returned before; the last one of a key counts. Cheap when nothing has.
+  virtual absl::StatusOr<std::vector<Mark>> TakeNew() = 0;
+  // Durable when it returns, and seen by every TakeNew that begins later, in whatever process. Without `replace`, a value
+  // that is there stays, and is returned.
+  virtual absl::StatusOr<MarkValue> Set(const Key& key, const MarkValue& value, bool replace) = 0;
+};
+
 struct Capabilities {
   // False: a get must cover the whole payload. The engine opens no such storage.
   bool range_reads = true;
@@ -215,6 +233,9 @@ class Storage {
   // Replaces `*page` by up to `limit` (at least 1) records of other writers: first all that they have, then whatever they
   // put, replace or remove. A get of such a record may find it gone, or find bytes of another. One caller at a time.
   virtual absl::Status Follow(uint64_t limit, FeedPage* page);
+
+  // Null for a storage that nobody else writes to. Lives as long as the storage.
+  virtual Marks* marks() { return nullptr; }
 
   virtual Capabilities capabilities() const = 0;
 

@@ -162,7 +162,7 @@ bool SegmentStorage::made() const { return state_->store->made(); }
 Capabilities SegmentStorage::capabilities() const { return state_->limits; }
 
 uint64_t SegmentStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const {
-  return state_->store->StoredBytes(payload_bytes, meta_bytes);
+  return SegmentStore::StoredBytes(payload_bytes, meta_bytes);
 }
 
 uint64_t SegmentStorage::UsedBytes() const { return state_->store->UsedBytes(); }

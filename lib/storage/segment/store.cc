@@ -67,7 +67,7 @@ SegmentStore::SegmentStore(const SegmentStoreOptions& options)
 
 SegmentStore::~SegmentStore() { CloseDirectory(); }
 
-uint64_t SegmentStore::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const {
+uint64_t SegmentStore::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) {
   const uint64_t units = UnitsOf(payload_bytes);
   const std::optional<uint64_t> entry = base::CheckedAdd<uint64_t>(meta_bytes, format::kPutHeadBytes + 2 * 12);
   if (!entry.has_value() || *entry > UINT64_MAX / kEntryCopies || units > UINT64_MAX / kUnitBytes) return UINT64_MAX;

@@ -105,7 +105,7 @@ class SegmentStore {
   absl::StatusOr<std::optional<ListEntry>> Find(const Key& key);
   // Whether its writer has begun it: of what has not been, nothing is ever read.
   bool made() const { return super_.epoch > 0; }
-  uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const;
+  static uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes);
   uint64_t UsedBytes() const { return used_bytes_.load(); }
   uint64_t MaxPayloadBytes() const;
   // Payload that a flush would make durable.
