@@ -138,8 +138,8 @@ class Marks {
 
   // What has been set, by whomever, and was not returned before; the last one of a key counts. Cheap when nothing has.
   virtual absl::StatusOr<std::vector<Mark>> TakeNew() = 0;
-  // Durable when it returns, and seen by every TakeNew that begins later, in whatever process. Without `replace`, a value
-  // that is there stays, and is returned.
+  // Durable when it returns, and seen by every TakeNew that begins later, in whatever process. Without `replace`, a
+  // value that is there stays, and is returned.
   virtual absl::StatusOr<MarkValue> Set(const Key& key, const MarkValue& value, bool replace) = 0;
 };
 
@@ -230,8 +230,8 @@ class Storage {
   // listing is returned at least once; one put or removed meanwhile may be or not.
   virtual absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) = 0;
 
-  // Replaces `*page` by up to `limit` (at least 1) records of other writers: first all that they have, then whatever they
-  // put, replace or remove. A get of such a record may find it gone, or find bytes of another. One caller at a time.
+  // Replaces `*page` by up to `limit` (at least 1) records of other writers: first all that they have, then whatever
+  // they put, replace or remove. A get of such a record may find it gone, or bytes of another. One caller at a time.
   virtual absl::Status Follow(uint64_t limit, FeedPage* page);
 
   // Null for a storage that nobody else writes to. Lives as long as the storage.

@@ -3,8 +3,8 @@
 // to the own lane, gets to the one that has the record. What the others write, Follow tells.
 //
 // Invariants:
-//   I1. A key that several lanes have is one record: the own lane's, else that of the lowest lane. Gets and Follow agree
-//       on which.
+//   I1. A key that several lanes have is one record: the own lane's, else that of the lowest lane. Gets and Follow
+//       agree on which.
 //   I2. Nothing of another's lane is ever changed, and its lock file is never opened (directory_lock.h, I1).
 //
 // Thread rule: as storage.h.

@@ -58,9 +58,9 @@ class LogReader {
   // Nothing where no intact entry begins at `offset`: the end of a journal, or damage. `*entry_bytes` is its length.
   // An error only where the file could not be read.
   absl::StatusOr<std::optional<format::LogEntry>> ReadAt(uint64_t offset, uint64_t* entry_bytes);
-  // Of a journal: the entry at `*offset` or else, where a flush ended there, at the next block; `*at` is where, `*offset`
-  // what comes behind it. Nothing, and `*offset` as it was, at the end. `*torn` is set when something that is no entry
-  // lay in between. `live`: its writer may be adding to it.
+  // Of a journal: the entry at `*offset` or, where a flush ended there, at the next block; `*at` is where. `*offset`
+  // moves behind it, or stays at the end, where there is nothing. `*torn` is set when something that is no entry lay in
+  // between. `live`: its writer may be adding to it.
   absl::StatusOr<std::optional<format::LogEntry>> Next(bool live, uint64_t* offset, uint64_t* at, bool* torn);
   // Whether there are bytes other than 0 between `offset`, where no intact entry begins, and the end of its block:
   // something was cut off there.

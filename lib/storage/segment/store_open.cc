@@ -18,7 +18,8 @@ namespace {
 
 constexpr char kSuperFile[] = "super";
 constexpr uint64_t kCopyBytes = 4096;
-// The folder and two above it, the lock file, the superblock's two copies; and the end of a journal that is reserved ahead.
+// The folder and two above it, the lock file, the superblock's two copies; and the end of a journal that is reserved
+// ahead.
 constexpr uint64_t kFixedBytes = 6 * 4096 + 256 * 1024;
 // 2^24 openings, 2^40 placements in each.
 constexpr uint64_t kEpochShift = 40;
