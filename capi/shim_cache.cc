@@ -251,7 +251,8 @@ kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms,
 }
 
 void kvstrata_cache_destroy(kvstrata_cache* cache) {
-  if (cache == nullptr) return;
+  // A forked child must not touch the parent's locks; what it inherited it leaves alone.
+  if (cache == nullptr || !cache->cache->InOwnerProcess()) return;
   // One that was closed before, in time or not, is not waited for again.
   const bool closed = !cache->cache->CheckUsable().ok();
   const auto patience = closed ? std::chrono::milliseconds(0) : Milliseconds(0, kDefaultCloseMs);

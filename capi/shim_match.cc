@@ -8,6 +8,12 @@
 #include "capi/struct_reader.h"
 
 namespace kvstrata::capi {
+namespace {
+
+// Ranks of one model; more than that is a stray count.
+constexpr uint64_t kMaxMatches = 65536;
+
+}  // namespace
 
 absl::StatusOr<TokenInput> ReadTokens(const kvstrata_tokens* given, const char* field) {
   TokenInput out;
@@ -118,6 +124,7 @@ kvstrata_status kvstrata_match_get_info(const kvstrata_match* match, kvstrata_ma
   return Fence(error, [&]() -> absl::Status {
     if (match == nullptr) return base::InvalidArgument("match", "NULL");
     if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    if (absl::Status status = CheckProcess(*match->match->state()->cache); !status.ok()) return status;
     WriteStruct(InfoOf(*match->match), out);
     return absl::OkStatus();
   });
@@ -142,6 +149,7 @@ kvstrata_status kvstrata_match_agree(kvstrata_match* const* matches, uint64_t co
   return Fence(error, [&]() -> absl::Status {
     if (matches == nullptr) return base::InvalidArgument("matches", "NULL");
     if (out_usable_tokens == nullptr) return base::InvalidArgument("out_usable_tokens", "NULL");
+    if (count > kMaxMatches) return base::InvalidArgument("count", std::to_string(count) + " > 65536");
     std::vector<engine::Match*> list;
     for (uint64_t i = 0; i < count; ++i) {
       if (matches[i] == nullptr) return base::InvalidArgument("matches[" + std::to_string(i) + "]", "NULL");

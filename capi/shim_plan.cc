@@ -121,6 +121,7 @@ absl::Status WaitFor(kvstrata_plan* plan, uint64_t layers, uint64_t timeout_ms, 
   if (out != nullptr) {
     if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
   }
+  if (absl::Status status = CheckProcess(*plan->plan->match()->cache); !status.ok()) return status;
   engine::RestoreResult result;
   if (absl::Status status = plan->plan->WaitLayers(layers, timeout_ms, &result); !status.ok()) return status;
   if (out != nullptr) WriteStruct(ResultOf(result), out);
@@ -148,6 +149,7 @@ kvstrata_status kvstrata_plan_get_segment(const kvstrata_plan* plan, uint64_t in
   return Fence(error, [&]() -> absl::Status {
     if (plan == nullptr) return base::InvalidArgument("plan", "NULL");
     if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    if (absl::Status status = CheckProcess(*plan->plan->match()->cache); !status.ok()) return status;
     const std::vector<engine::Segment>& segments = plan->plan->segments();
     if (index >= segments.size()) {
       return base::InvalidArgument("index", std::to_string(index) + " of " + std::to_string(segments.size()));
@@ -184,6 +186,7 @@ kvstrata_status kvstrata_plan_poll(const kvstrata_plan* plan, kvstrata_plan_resu
   return Fence(error, [&]() -> absl::Status {
     if (plan == nullptr) return base::InvalidArgument("plan", "NULL");
     if (absl::Status status = CheckOutput(out, "out"); !status.ok()) return status;
+    if (absl::Status status = CheckProcess(*plan->plan->match()->cache); !status.ok()) return status;
     WriteStruct(ResultOf(plan->plan->Poll()), out);
     return absl::OkStatus();
   });
@@ -200,7 +203,8 @@ kvstrata_status kvstrata_plan_wait(kvstrata_plan* plan, uint64_t timeout_ms, kvs
 }
 
 void kvstrata_plan_cancel(kvstrata_plan* plan) {
-  if (plan == nullptr) return;
+  // A forked child has no reads on their way, and its copy of the destinations is its own.
+  if (plan == nullptr || !plan->plan->InOwnerProcess()) return;
   Fence(nullptr, [&]() -> absl::Status {
     plan->plan->Cancel();
     return absl::OkStatus();

@@ -140,6 +140,7 @@ kvstrata_status kvstrata_writer_snapshot_positions(kvstrata_writer* writer, cons
 kvstrata_status kvstrata_writer_truncate(kvstrata_writer* writer, uint64_t length, kvstrata_error* error) {
   return Fence(error, [&]() -> absl::Status {
     if (writer == nullptr) return base::InvalidArgument("writer", "NULL");
+    if (absl::Status status = CheckProcess(*writer->writer->cache()); !status.ok()) return status;
     return writer->writer->Truncate(length);
   });
 }

@@ -43,6 +43,11 @@ absl::StatusOr<T> ReadStruct(const void* source, const std::string& field) {
   if (given < sizeof(given) || given > kMaxStructSize) {
     return base::InvalidArgument(field + ".struct_size", std::to_string(given));
   }
+  // No release's struct ends within a member, and half a pointer is none: sizes of C structs are multiples of their
+  // alignment, and no member is larger than that.
+  if (given < sizeof(T) && given % alignof(T) != 0) {
+    return base::InvalidArgument(field + ".struct_size", std::to_string(given) + " ends within a member");
+  }
   T out;
   std::memset(&out, 0, sizeof(out));
   std::memcpy(&out, source, std::min<size_t>(given, sizeof(out)));

@@ -483,7 +483,7 @@ typedef struct kvstrata_cache_options {
   uint32_t high_percent;               /* of capacity_bytes: a put that would pass it evicts first; 0 = 100         */
   uint32_t low_percent;                /* ... down to this and no further; 0 = high_percent: just what is needed    */
   uint64_t ghost_bytes;                /* memory for keys of blocks that are not there, 8 bytes each; 0 = 4 MiB, and
-                                          none where neither policy nor admission needs them                        */
+                                          none where neither policy nor admission needs them; at most 1 GiB         */
   uint64_t keep_free_bytes;            /* of the storage's medium: a put that would leave less evicts as much as is
                                           missing, and is dropped where that does not help; 0 = no floor.
                                           KVSTRATA_E_UNSUPPORTED where the storage cannot tell what is free: as yet, any

@@ -18,6 +18,8 @@ namespace kvstrata::core::engine {
 namespace {
 
 constexpr size_t kMaxJobs = 1024;
+// 128 Mi keys, twice the blocks that any index holds. The table is there, and filled, from the start.
+constexpr uint64_t kMaxGhostBytes = uint64_t{1} << 30;
 constexpr uint64_t kMinMeasuredBytes = 64u << 10;  // smaller reads measure latency, not bandwidth
 
 CacheOptions WithDefaults(CacheOptions options) {
@@ -63,6 +65,9 @@ absl::Status CheckOptions(const CacheOptions& options) {
   }
   if (options.keep_free_bytes > 0 && !options.read_only && !options.storage->FreeBytes().has_value()) {
     return base::MakeStatus(base::Code::kUnsupported, "keep_free_bytes", "this storage cannot tell what is free");
+  }
+  if (options.ghost_bytes > kMaxGhostBytes) {
+    return base::InvalidArgument("ghost_bytes", std::to_string(options.ghost_bytes) + " > 1 GiB");
   }
   if (options.threads > 64) return base::InvalidArgument("io_threads", std::to_string(options.threads) + " > 64");
   return absl::OkStatus();
