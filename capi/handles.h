@@ -19,8 +19,8 @@ namespace kvstrata::capi {
 namespace engine = kvstrata::core::engine;
 namespace layout = kvstrata::core::layout;
 
-// KVSTRATA_E_FORKED in a child process that has inherited the handle. Nothing else of it may be asked there: its locks may
-// be held by threads that the child does not have.
+// KVSTRATA_E_FORKED in a child process that has inherited the handle. Nothing else of it may be asked there: its locks
+// may be held by threads that the child does not have.
 inline absl::Status CheckProcess(const engine::Cache& cache) {
   return cache.InOwnerProcess() ? absl::OkStatus() : cache.CheckUsable();
 }

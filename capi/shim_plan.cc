@@ -169,6 +169,7 @@ kvstrata_status kvstrata_plan_start(kvstrata_plan* plan, const kvstrata_buffer* 
                                     uint64_t stride, kvstrata_error* error) {
   return Fence(error, [&]() -> absl::Status {
     if (plan == nullptr) return base::InvalidArgument("plan", "NULL");
+    if (absl::Status status = CheckProcess(*plan->plan->match()->cache); !status.ok()) return status;
     const absl::StatusOr<std::vector<kvstrata_buffer>> buffers =
         ReadArray<kvstrata_buffer>(destinations, count, stride, layout::kMaxStreams, "destinations");
     if (!buffers.ok()) return buffers.status();

@@ -51,7 +51,7 @@ absl::Status CheckVersion(const T& table, const char* field) {
 
 // Owns what one request points to until its completion.
 struct CallerStorage::Pending {
-  CallerStorage* owner;
+  std::shared_ptr<InFlight> in_flight;
   std::vector<kvstrata_iovec> parts;
   storage::Completion completion;
 };
@@ -76,18 +76,21 @@ CallerStorage::~CallerStorage() {
 
 void CallerStorage::Complete(void* user, kvstrata_status status, uint64_t bytes, int64_t native_code) {
   const std::unique_ptr<Pending> pending(static_cast<Pending*>(user));
-  CallerStorage& self = *pending->owner;
   pending->completion.Run({FromStorage("storage.submit", status, native_code), status == KVSTRATA_OK ? bytes : 0});
-  core::base::MutexLock lock(self.mutex_);
-  self.in_flight_ -= 1;
-  if (self.in_flight_ == 0) self.idle_.NotifyAll();
+  pending->in_flight->Subtract(1);
+}
+
+void CallerStorage::InFlight::Subtract(uint64_t requests) {
+  core::base::MutexLock lock(mutex);
+  count -= requests;
+  if (count == 0) idle.NotifyAll();
 }
 
 absl::Status CallerStorage::Submit(std::span<const storage::Request> requests) {
   std::vector<std::unique_ptr<Pending>> pending;
   std::vector<kvstrata_storage_request> out(requests.size());
   for (size_t i = 0; i < requests.size(); ++i) {
-    pending.push_back(std::make_unique<Pending>(Pending{this, {}, requests[i].completion}));
+    pending.push_back(std::make_unique<Pending>(Pending{in_flight_, {}, requests[i].completion}));
     kvstrata_storage_request& request = out[i];
     std::memset(&request, 0, sizeof(request));
     request.struct_size = sizeof(request);
@@ -111,11 +114,11 @@ absl::Status CallerStorage::Submit(std::span<const storage::Request> requests) {
     }
   }
   {
-    core::base::MutexLock lock(mutex_);
-    if (in_flight_ + requests.size() > kMaxRequests) {
+    core::base::MutexLock lock(in_flight_->mutex);
+    if (in_flight_->count + requests.size() > kMaxRequests) {
       return base::MakeStatus(base::Code::kBusy, "storage", "1,024 requests are on their way");
     }
-    in_flight_ += requests.size();
+    in_flight_->count += requests.size();
   }
   // Completions may run before submit returns: each then owns its Pending.
   std::vector<Pending*> released;
@@ -123,9 +126,7 @@ absl::Status CallerStorage::Submit(std::span<const storage::Request> requests) {
   const kvstrata_status status = table_.submit(table_.ctx, out.data(), out.size(), sizeof(out[0]));
   if (status == KVSTRATA_OK) return absl::OkStatus();
   for (Pending* one : released) delete one;
-  core::base::MutexLock lock(mutex_);
-  in_flight_ -= requests.size();
-  if (in_flight_ == 0) idle_.NotifyAll();
+  in_flight_->Subtract(requests.size());
   return FromStorage("storage.submit", status, 0);
 }
 
@@ -195,9 +196,9 @@ uint64_t CallerStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes)
 
 absl::Status CallerStorage::Close(std::chrono::nanoseconds patience) {
   const auto deadline = core::base::DeadlineAfter(patience);
-  core::base::MutexLock lock(mutex_);
-  while (in_flight_ > 0) {
-    if (!idle_.WaitUntil(mutex_, deadline) && in_flight_ > 0) {
+  core::base::MutexLock lock(in_flight_->mutex);
+  while (in_flight_->count > 0) {
+    if (!in_flight_->idle.WaitUntil(in_flight_->mutex, deadline) && in_flight_->count > 0) {
       return base::MakeStatus(base::Code::kTimeout, "storage", "requests have not completed");
     }
   }

@@ -39,15 +39,22 @@ class CallerStorage final : public storage::Storage {
   absl::Status Close(std::chrono::nanoseconds patience) override;
 
  private:
+  // Requests on their way. Lives as long as they do: an open that gave up waiting for one takes its storage along, and
+  // the caller completes it later.
+  struct InFlight {
+    core::base::Mutex mutex;
+    core::base::CondVar idle;
+    uint64_t count ABSL_GUARDED_BY(mutex) = 0;
+
+    void Subtract(uint64_t requests);
+  };
   struct Pending;
   explicit CallerStorage(const kvstrata_storage& table) : table_(table) {}
   static void Complete(void* user, kvstrata_status status, uint64_t bytes, int64_t native_code);
 
   const kvstrata_storage table_;
+  const std::shared_ptr<InFlight> in_flight_ = std::make_shared<InFlight>();
   std::atomic<bool> adopted_ = false;
-  core::base::Mutex mutex_;
-  core::base::CondVar idle_;
-  uint64_t in_flight_ ABSL_GUARDED_BY(mutex_) = 0;
 };
 
 class CallerDevice final : public engine::Device {

@@ -15,7 +15,8 @@
  *   Structs    begin with struct_size, which the caller sets to sizeof. A zero-filled struct with struct_size set is a
  *              complete initialiser: zero is every member's default. The library reads the smaller of both sizes;
  *              members that the caller's size lacks count as zero; a larger struct is accepted only if all bytes that
- *              this library does not know are zero (else KVSTRATA_E_STRUCT_TOO_NEW). Output structs follow the same
+ *              this library does not know are zero (else KVSTRATA_E_STRUCT_TOO_NEW). A size that ends within a member
+ *              is KVSTRATA_E_INVALID_ARGUMENT, as is one below 4 or above 4096. Output structs follow the same
  *              rule: the library writes the smaller of both sizes, keeps the caller's struct_size and zeroes the
  *              surplus. Arrays of structs travel with a stride in bytes (0 = the first element's struct_size); each
  *              element's own struct_size is checked, and is at most the stride.
@@ -27,7 +28,9 @@
  *              unless stated otherwise. Text returned as const char* is static.
  *   Tokens     are int32 ids. Positions and lengths count tokens from the start of the sequence.
  *   Callbacks  may come from any library thread, must not block for long and must not call back into kvstrata.
- *   Forks      a child process that inherited handles by fork gets KVSTRATA_E_FORKED from every fallible function.
+ *   Forks      a child process that inherited handles by fork gets KVSTRATA_E_FORKED from every fallible function on
+ *              them (layouts excepted: they may be used); destroy and cancel do nothing there, and the parent's store
+ *              is not touched. The child may open caches of its own.
  *   Manners    the library never prints, aborts, exits, throws across this ABI, installs signal handlers or changes
  *              process-wide settings. Its threads start at kvstrata_cache_open and block all signals.
  */
@@ -490,7 +493,10 @@ typedef struct kvstrata_cache_options {
                                           of this library's own                                                     */
 } kvstrata_cache_options;
 
-/* Opens or makes a store and rebuilds its index; payload is not read. On failure nothing is kept. */
+/* Opens or makes a store and rebuilds its index; payload is not read. Blocks for as long as the storage takes, each of
+ * its calls for at most io_timeout_ms. On failure nothing is kept: storage, device and allocator stay the caller's.
+ * After KVSTRATA_E_TIMEOUT requests may still be on their way in a storage of the caller's; it must complete them, and
+ * the allocator must stay until it has. */
 KVSTRATA_API kvstrata_status kvstrata_cache_open(const kvstrata_cache_options* options, kvstrata_cache** out,
                                                  kvstrata_error* error);
 
@@ -502,7 +508,9 @@ typedef struct kvstrata_close_info {
 } kvstrata_close_info;
 
 /* Drains accepted writes for at most timeout_ms (0 = 30,000), makes them durable, ends the threads and closes the
- * storage. Handles made from the cache stay valid but answer KVSTRATA_E_INVALID_STATE. Closing twice is KVSTRATA_OK.
+ * storage. Handles made from the cache stay valid but answer KVSTRATA_E_INVALID_STATE, but for the functions that only
+ * tell what the handle knows (match_get_info, plan_poll, plan_wait*, plan_get_segment) or shorten a writer's tokens
+ * (writer_truncate). Closing twice is KVSTRATA_OK.
  * KVSTRATA_E_TIMEOUT: requests are stuck in the storage. Nothing is torn down under them; close or destroy the cache
  * again when the storage has answered, else storage, device and staging memory stay for the life of the process. `out`
  * may be NULL. */
@@ -759,8 +767,8 @@ KVSTRATA_API kvstrata_status kvstrata_match_renew(kvstrata_match* match, uint64_
 /* Plans anew with usable_tokens <= max_usable_tokens, so that the ranks of one model can agree. */
 KVSTRATA_API kvstrata_status kvstrata_match_limit(kvstrata_match* match, uint64_t max_usable_tokens,
                                                   kvstrata_error* error);
-/* Limits all `count` matches of one prompt (equal token ids and extra keys) to the largest usable length that every one
- * of them reaches, within the limits that kvstrata_match_limit has set on them. */
+/* Limits all `count` matches (1 to 65536) of one prompt (equal token ids and extra keys) to the largest usable length
+ * that every one of them reaches, within the limits that kvstrata_match_limit has set on them. */
 KVSTRATA_API kvstrata_status kvstrata_match_agree(kvstrata_match* const* matches, uint64_t count,
                                                   uint64_t* out_usable_tokens, kvstrata_error* error);
 /* The position of the first token that differs from the nearest stored continuation; UINT64_MAX when there is none.

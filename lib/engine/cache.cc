@@ -97,7 +97,8 @@ struct SmallPut {
 Cache::Cache(CacheOptions options)
     : options_(WithDefaults(std::move(options))),
       owner_(getpid()),
-      staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get())),
+      staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get(),
+                                             options_.keep_alive)),
       order_(std::make_shared<trie::EvictionOrder>(options_.eviction_policy)),
       ghosts_(options_.ghost_bytes) {}
 

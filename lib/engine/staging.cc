@@ -102,11 +102,12 @@ absl::StatusOr<StagingBuffer> StagingPool::Allocate(uint64_t bytes, int32_t devi
   return buffer;
 }
 
-StagingPool::StagingPool(uint64_t capacity, Allocator* allocator, Device* device)
+StagingPool::StagingPool(uint64_t capacity, Allocator* allocator, Device* device, std::shared_ptr<void> keep_alive)
     : capacity_(capacity),
       own_(allocator == nullptr ? std::make_unique<StagingArena>(capacity) : nullptr),
       allocator_(allocator == nullptr ? own_.get() : allocator),
-      device_(device) {}
+      device_(device),
+      keep_alive_(std::move(keep_alive)) {}
 
 StagingPool::~StagingPool() {
   for (const Forfeited& left : forfeited_) ReleaseMemory(left.memory, left.bytes, left.device_id);

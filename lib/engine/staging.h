@@ -58,8 +58,9 @@ class StagingBuffer {
 
 class StagingPool : public std::enable_shared_from_this<StagingPool> {
  public:
-  // `allocator` and `device` (may be null) must outlive every buffer. Without an allocator: huge pages of its own.
-  StagingPool(uint64_t capacity, Allocator* allocator, Device* device);
+  // `device` (may be null) must outlive every buffer, as must `allocator`, which `keep_alive` may see to: a buffer
+  // whose read is stuck outlives the cache. Without an allocator: huge pages of its own.
+  StagingPool(uint64_t capacity, Allocator* allocator, Device* device, std::shared_ptr<void> keep_alive = nullptr);
   ~StagingPool();
 
   // device_id >= 0: pinned for that device. Errors: kTooLarge (more than the capacity), kTimeout, kOutOfMemory.
@@ -90,6 +91,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   const std::unique_ptr<Allocator> own_;
   Allocator* const allocator_;
   Device* const device_;
+  const std::shared_ptr<void> keep_alive_;
   mutable base::Mutex mutex_;
   base::CondVar freed_;
   Usage usage_ ABSL_GUARDED_BY(mutex_);

@@ -96,6 +96,7 @@ TEST_CASE("NULL is refused wherever something is needed, and outputs stay as the
   CHECK(kvstrata_match_agree(none, 1, &number, nullptr) == invalid);
   kvstrata_match* const one[] = {match.get()};
   CHECK(kvstrata_match_agree(one, 1, nullptr, nullptr) == invalid);
+  CHECK(kvstrata_match_agree(one, 65537, &number, nullptr) == invalid);  // before a second one is looked for
   CHECK(kvstrata_match_first_difference(nullptr, &number, nullptr) == invalid);
   CHECK(kvstrata_match_first_difference(match.get(), nullptr, nullptr) == invalid);
 
@@ -145,6 +146,10 @@ TEST_CASE("an error names the field at fault", "[capi]") {
   options = world.options;
   options.io_threads = 65;
   CheckFailure(kvstrata_cache_open(&options, Out(cache), &error), KVSTRATA_E_INVALID_ARGUMENT, error, "io_threads");
+  options = world.options;
+  options.eviction_policy = KVSTRATA_EVICT_FREQUENCY;
+  options.ghost_bytes = (uint64_t{1} << 30) + 1;
+  CheckFailure(kvstrata_cache_open(&options, Out(cache), &error), KVSTRATA_E_INVALID_ARGUMENT, error, "ghost_bytes");
   options = world.options;
   options.flags = 0x80;
   CheckFailure(kvstrata_cache_open(&options, Out(cache), &error), KVSTRATA_E_INVALID_ARGUMENT, error, "flags");

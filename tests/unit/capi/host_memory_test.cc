@@ -62,4 +62,24 @@ TEST_CASE("an allocation that fails is a dropped block or a shorter restore", "[
   CHECK(result.usable_tokens < 100);
 }
 
+TEST_CASE("an open that gave up waiting leaves memory to the requests that are still on their way", "[capi]") {
+  CountingAllocator allocator;
+  World world;
+  REQUIRE(c_store_start_thread(world.store.get()) == 0);
+  c_store_hold(world.store.get(), 1u << KVSTRATA_STORAGE_PUT);
+  world.options.allocator = allocator.table();
+  world.options.io_timeout_ms = 20;
+  CacheHandle cache;
+  CHECK(kvstrata_cache_open(&world.options, Out(cache), nullptr) == KVSTRATA_E_TIMEOUT);
+  CHECK(cache == nullptr);
+  CHECK(c_store_count(world.store.get()).destroyed == 0);  // still the caller's
+  // The record of the store itself; it completes into what the failed open has left behind.
+  CHECK(c_store_count(world.store.get()).waiting == 1);
+  c_store_let_go(world.store.get());
+  world.Open();
+  world.Close();
+  CHECK(allocator.live() == 0);
+  CHECK(allocator.mismatches() == 0);
+}
+
 }  // namespace kvstrata::test

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Handles: destroyed in any order, after a close, in a forked child; one writer of a directory at a time.
+// Handles destroyed in any order; one writer of a directory at a time. What every function does after a close and in a
+// forked child: every_function_test.cc.
 #include <sys/stat.h>
 
 #include <algorithm>
@@ -40,39 +41,6 @@ Handles MakeHandles(World* world, const Sequence& stored) {
   return handles;
 }
 
-// The status of each fallible call on the handles; `quiet` leaves out what a forked child must not do to its parent.
-std::vector<kvstrata_status> CallAll(Handles& handles, Sequence sequence) {
-  auto stats = Sized<kvstrata_stats>();
-  auto verify = Sized<kvstrata_verify_info>();
-  auto space_info = Sized<kvstrata_namespace_info>();
-  uint64_t number = 0;
-  uint64_t next = 0;
-  MatchHandle match;
-  PlanHandle plan;
-  WriterHandle writer;
-  std::vector<kvstrata_status> out;
-  out.push_back(kvstrata_cache_stats(handles.cache.get(), &stats, nullptr));
-  out.push_back(kvstrata_cache_events(handles.cache.get(), 1, nullptr, 0, 0, &number, &next, nullptr));
-  out.push_back(kvstrata_cache_verify(handles.cache.get(), nullptr, nullptr, &verify, nullptr));
-  out.push_back(kvstrata_cache_trim(handles.cache.get(), UINT64_MAX, &number, nullptr));
-  out.push_back(kvstrata_cache_sync(handles.cache.get(), nullptr));
-  out.push_back(kvstrata_cache_purge_foreign(handles.cache.get(), &number, nullptr));
-  out.push_back(kvstrata_namespace_get_info(handles.space.get(), &space_info, nullptr));
-  out.push_back(kvstrata_namespace_drop(handles.space.get(), nullptr));
-  out.push_back(kvstrata_lookup(handles.space.get(), sequence.All(), nullptr, Out(match), nullptr));
-  out.push_back(kvstrata_match_renew(handles.match.get(), 0, nullptr));
-  out.push_back(kvstrata_match_limit(handles.match.get(), 10, nullptr));
-  out.push_back(kvstrata_match_first_difference(handles.match.get(), &number, nullptr));
-  out.push_back(kvstrata_plan_create(handles.match.get(), nullptr, Out(plan), nullptr));
-  out.push_back(kvstrata_plan_start(handles.plan.get(), nullptr, 0, 0, nullptr));
-  out.push_back(kvstrata_writer_open(handles.space.get(), nullptr, nullptr, Out(writer), nullptr));
-  out.push_back(kvstrata_writer_advance(handles.writer.get(), nullptr, sequence.size(), nullptr));
-  out.push_back(kvstrata_writer_snapshot(handles.writer.get(), nullptr));
-  out.push_back(kvstrata_writer_fork(handles.writer.get(), Out(writer), nullptr));
-  out.push_back(kvstrata_writer_commit(handles.writer.get(), 0, 0, nullptr, nullptr));
-  return out;
-}
-
 }  // namespace
 
 TEST_CASE("handles are destroyed in any order", "[capi]") {
@@ -89,39 +57,6 @@ TEST_CASE("handles are destroyed in any order", "[capi]") {
     }
     REQUIRE(c_store_count(world.store.get()).destroyed == 1);
   } while (std::next_permutation(std::begin(order), std::end(order)));
-}
-
-TEST_CASE("a closed cache answers INVALID_STATE through every handle", "[capi]") {
-  World world;
-  const Sequence stored = RandomSequence(1, 70);
-  Handles handles = MakeHandles(&world, stored);
-  auto info = Sized<kvstrata_close_info>();
-  REQUIRE(kvstrata_cache_close(handles.cache.get(), 0, &info, nullptr) == KVSTRATA_OK);
-  CHECK(info.dropped_blocks == 0);
-  CHECK(info.dropped_snapshots == 0);
-  const std::vector<kvstrata_status> statuses = CallAll(handles, stored);
-  for (size_t i = 0; i < statuses.size(); ++i) {
-    INFO(i);
-    CHECK(statuses[i] == KVSTRATA_E_INVALID_STATE);
-  }
-  CHECK(kvstrata_cache_close(handles.cache.get(), 0, nullptr, nullptr) == KVSTRATA_OK);
-}
-
-TEST_CASE("a forked child gets FORKED from every fallible call, and the parent goes on", "[capi]") {
-  World world;
-  const Sequence stored = RandomSequence(1, 70);
-  Handles handles = MakeHandles(&world, stored);
-  const int wrong = RunInChild([&] {
-    const std::vector<kvstrata_status> statuses = CallAll(handles, stored);
-    for (size_t i = 0; i < statuses.size(); ++i) {
-      if (statuses[i] != KVSTRATA_E_FORKED) return static_cast<int>(i) + 1;
-    }
-    if (kvstrata_cache_close(handles.cache.get(), 0, nullptr, nullptr) != KVSTRATA_E_FORKED) return 100;
-    handles = Handles{};  // destroying what was inherited must not hang
-    return 0;
-  });
-  CHECK(wrong == 0);
-  CHECK(world.Restore(handles.match.get(), Longer(stored)) == stored.size());
 }
 
 TEST_CASE("a directory has one writer at a time, and any number of readers", "[capi]") {

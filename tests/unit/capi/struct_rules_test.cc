@@ -34,6 +34,13 @@ void CheckInput(const char* name, const T& value, const std::function<kvstrata_s
     set_size(absurd);
     CHECK(use(given) == KVSTRATA_E_INVALID_ARGUMENT);
   }
+  // Half a member is none, and half a pointer would be followed.
+  for (uint32_t cut = 5; cut < sizeof(T); ++cut) {
+    if (cut % alignof(T) == 0) continue;
+    INFO(cut);
+    set_size(cut);
+    CHECK(use(given) == KVSTRATA_E_INVALID_ARGUMENT);
+  }
 }
 
 // An older caller's struct ends at `size`; garbage behind must not be read.
