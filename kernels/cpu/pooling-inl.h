@@ -218,7 +218,7 @@ HWY_INLINE bool AddPart(const RowGroup<T, kBias>& g, uint32_t j, uint32_t at, Po
   }
   if constexpr (kLast) return FinishPart<P>(part, entry + j) && is_good;
   for (uint32_t v = 0; v < P::kVectors; ++v) {
-    StorePart<P>(part.anchors[v], tile.anchors + at, v);
+    if constexpr (kFirst) StorePart<P>(part.anchors[v], tile.anchors + at, v);
     StorePart<P>(part.weights[v], tile.weights + at, v);
     StorePart<P>(part.sums[v], tile.sums + at, v);
   }

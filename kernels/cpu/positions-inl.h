@@ -146,10 +146,10 @@ template <bool kWeighted, bool kRound>
 inline void NormRowsAs(const kvstrata_rms_norm_args& a) {
   // Rows whose factors are there before the first of them is scaled: the way from sums to a factor, some hundred cycles
   // of latency, is waited for once, not for every row. As many as stay in the first-level cache meanwhile.
-  constexpr uint64_t kMostRows = 8;
-  constexpr uint64_t kFloats = 4096;
-  const uint64_t most = std::clamp<uint64_t>(kFloats / a.width, 1, kMostRows);
-  float factors[kMostRows];
+  constexpr uint64_t kRowsAtOnce = 8;
+  constexpr uint64_t kFloatsAtOnce = 4096;
+  const uint64_t most = std::clamp<uint64_t>(kFloatsAtOnce / a.width, 1, kRowsAtOnce);
+  float factors[kRowsAtOnce];
   for (uint64_t first = 0; first < a.rows; first += most) {
     const uint64_t rows = std::min(most, a.rows - first);
     const float* source = a.source + first * a.source_stride;
