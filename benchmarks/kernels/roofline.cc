@@ -58,12 +58,13 @@ KVSTRATA_PEAK_LOOP(LoopDotBf16, "vdpbf16ps", "zmm", 2 * 32)
   "vmulps %%" width "14, %%" width "15, %%" width product \
   "\n\t"                                                  \
   "vaddps %%" width product ", %%" width n ", %%" width n "\n\t"
-#define KVSTRATA_EACH_MUL_ADD(width)                                                                               \
-  KVSTRATA_MUL_ADD(width, "0", "12")                                                                               \
-  KVSTRATA_MUL_ADD(width, "1", "13") KVSTRATA_MUL_ADD(width, "2", "12") KVSTRATA_MUL_ADD(width, "3", "13")         \
-      KVSTRATA_MUL_ADD(width, "4", "12") KVSTRATA_MUL_ADD(width, "5", "13") KVSTRATA_MUL_ADD(width, "6", "12")     \
-          KVSTRATA_MUL_ADD(width, "7", "13") KVSTRATA_MUL_ADD(width, "8", "12") KVSTRATA_MUL_ADD(width, "9", "13") \
-              KVSTRATA_MUL_ADD(width, "10", "12") KVSTRATA_MUL_ADD(width, "11", "13")
+#define KVSTRATA_EACH_MUL_ADD(width)                                                                           \
+  KVSTRATA_MUL_ADD(width, "0", "12")                                                                           \
+  KVSTRATA_MUL_ADD(width, "1", "13")                                                                           \
+  KVSTRATA_MUL_ADD(width, "2", "12")                                                                           \
+  KVSTRATA_MUL_ADD(width, "3", "13") KVSTRATA_MUL_ADD(width, "4", "12") KVSTRATA_MUL_ADD(width, "5", "13")     \
+      KVSTRATA_MUL_ADD(width, "6", "12") KVSTRATA_MUL_ADD(width, "7", "13") KVSTRATA_MUL_ADD(width, "8", "12") \
+          KVSTRATA_MUL_ADD(width, "9", "13") KVSTRATA_MUL_ADD(width, "10", "12") KVSTRATA_MUL_ADD(width, "11", "13")
 
 #define KVSTRATA_MUL_ADD_LOOP(name, width, floats)                                \
   void name(double flop) {                                                        \
@@ -193,7 +194,7 @@ void ReadWritePass(const void* source, size_t read_bytes, void* destination, siz
 #if defined(__x86_64__)
 
 bool HasFma256() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
-bool HasFma512() { return __builtin_cpu_supports("avx512f"); }
+bool HasFma512() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw"); }
 bool HasDotBf16() { return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bf16"); }
 void Fma256(double flop) { LoopFma256(flop); }
 void Fma512(double flop) { LoopFma512(flop); }

@@ -4,8 +4,8 @@
 // (PrintShare of ratio.h); the clock of a machine drifts by several per cent within minutes, so a peak that was
 // measured before is no measure.
 //
-// The loops are assembler: no compiler can shorten, widen or reorder them. On other processors than x86-64 only the
-// memory passes are there, and the Has functions say so.
+// The loops are assembler (but for PoolPass): no compiler can shorten, widen or reorder them. On other processors than
+// x86-64 only the memory passes are there, and the Has functions say so.
 //
 // Thread rule: one thread; no state.
 #pragma once
@@ -66,5 +66,13 @@ void DotBf16(double flop);
 // HasFma256 or HasFma512 says yes.
 void MulAdd256(double flop);
 void MulAdd512(double flop);
+
+// What gated pooling cannot do without, from memory: each value and gate is loaded once in ascending order (bf16 is
+// widened), a bias added, an exp taken of each gate, a sum kept of the weights and one of the weighted values. No rows
+// are kept apart, nothing is divided, normed or packed. Call only where HasFma256 (or 512) says yes.
+void PoolPass256(const float* values, const float* gates, size_t count);
+void PoolPass256(const uint16_t* values, const uint16_t* gates, size_t count);
+void PoolPass512(const float* values, const float* gates, size_t count);
+void PoolPass512(const uint16_t* values, const uint16_t* gates, size_t count);
 
 }  // namespace kvstrata::benchmarks
