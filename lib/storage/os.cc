@@ -120,6 +120,12 @@ class RealOs : public Os {
 
   std::unique_ptr<ReadRing> MakeReadRing(uint32_t depth) override { return MakeIoUring(depth); }
 
+  int64_t FreeBytes(int fd) override {
+    struct statvfs info {};
+    const int result = Retry([&] { return fstatvfs(fd, &info); });
+    return result < 0 ? result : static_cast<int64_t>(info.f_bavail * info.f_frsize);
+  }
+
   int64_t BlockBytes(int fd) override {
     struct statvfs info {};
     const int result = Retry([&] { return fstatvfs(fd, &info); });

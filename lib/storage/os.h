@@ -62,6 +62,8 @@ class Os {
   virtual int LockFile(int fd) = 0;
   // For reads that the kernel carries out by itself, `depth` at one time; none where it does not.
   virtual std::unique_ptr<ReadRing> MakeReadRing(uint32_t /*depth*/) { return nullptr; }
+  // What may still be written to the file system; INT64_MAX where that is not known.
+  virtual int64_t FreeBytes(int /*fd*/) { return INT64_MAX; }
   // The file system's allocation unit.
   virtual int64_t BlockBytes(int fd) = 0;
 };

@@ -36,14 +36,14 @@ uint64_t SegmentBytesFor(uint64_t capacity_bytes) {
   return std::bit_ceil(wanted);
 }
 
-DataFiles::DataFiles(const Directory& directory, uint64_t segment_bytes, uint64_t limit_bytes, uint64_t grow_bytes,
-                     uint32_t io_threads, bool read_only)
+DataFiles::DataFiles(const Directory& directory, const Bounds& bounds, bool read_only)
     : directory_(directory),
-      segment_units_(Units(segment_bytes)),
-      limit_units_(limit_bytes / format::kUnitBytes),
-      grow_units_(std::max<uint32_t>(1, Units(grow_bytes))),
+      segment_units_(Units(bounds.segment_bytes)),
+      limit_units_(bounds.limit_bytes / format::kUnitBytes),
+      grow_units_(std::max<uint32_t>(1, Units(bounds.grow_bytes))),
+      keep_bytes_(bounds.keep_bytes),
       read_only_(read_only),
-      bounce_(io_threads),
+      bounce_(bounds.io_threads),
       direct_(bounce_.Allocate()) {}
 
 DataFiles::~DataFiles() { Close(); }
@@ -168,14 +168,14 @@ absl::Status DataFiles::Grow(uint32_t units, uint64_t ready,
                              absl::FunctionRef<void(absl::FunctionRef<void()>)> publish) {
   base::MutexLock lock(grow_mutex_);
   if (made_units_ > ready) return absl::OkStatus();
-  const uint64_t left = limit_units_ - std::min(limit_units_, made_units_);
+  const uint64_t left = UnitsLeft();
   if (units > left || units > segment_units_) {
     return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
                             std::to_string(left) + " units are left to grow by, " + std::to_string(units) + " wanted");
   }
   const auto extend = [&](Segment& segment, uint64_t wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_) {
     const uint32_t before = segment.ready;
-    const uint64_t room = std::min<uint64_t>(segment_units_ - before, limit_units_ - made_units_);
+    const uint64_t room = std::min<uint64_t>(segment_units_ - before, left);
     absl::Status status = Extend(segment, before + static_cast<uint32_t>(std::min(wanted, room)));
     if (status.ok()) publish([&] { Give(segment, before, segment.ready); });
     return status;
@@ -192,6 +192,15 @@ absl::Status DataFiles::Grow(uint32_t units, uint64_t ready,
     if (absl::Status status = OpenSegment(number, true); !status.ok()) return status;
   }
   return extend(*segments_[number], std::max(units, grow_units_));
+}
+
+uint64_t DataFiles::UnitsLeft() const {
+  const uint64_t left = limit_units_ - std::min(limit_units_, made_units_);
+  const int64_t free = directory_.os.FreeBytes(directory_.root);
+  // Where it cannot be asked, a full disk shows itself when the files are enlarged.
+  if (free < 0) return left;
+  const uint64_t bytes = static_cast<uint64_t>(free);
+  return std::min(left, (bytes - std::min(bytes, keep_bytes_)) / format::kUnitBytes);
 }
 
 void DataFiles::Give(Segment& segment, uint32_t first, uint32_t end) {

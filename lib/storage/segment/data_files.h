@@ -7,7 +7,8 @@
 //   I1. Units that are free or taken exist in the file: a write to them makes no file longer. Where the file system can
 //       reserve space, it has been reserved.
 //   I2. There are at most kMaxSegments segments, an open descriptor each.
-//   I3. They have `limit_bytes` together, or what they had when the store was opened.
+//   I3. They have `limit_bytes` together, or what they had when the store was opened. They do not grow into the last
+//       `keep_bytes` of their file system: without room for its journals a store could not even free anything.
 //   I4. Every read and write of a direct descriptor is of whole units, through memory that is aligned. Where the system
 //       refuses one all the same, all descriptors become buffered ones, and stay so.
 //
@@ -43,10 +44,17 @@ class DataFiles {
  public:
   using Extents = std::vector<format::Extent>;
 
-  // `directory` outlives this. Files grow by `grow_bytes` or more at a time. `io_threads`: how many read and write at
-  // one time.
-  DataFiles(const Directory& directory, uint64_t segment_bytes, uint64_t limit_bytes, uint64_t grow_bytes,
-            uint32_t io_threads, bool read_only);
+  struct Bounds {
+    uint64_t segment_bytes = 0;
+    uint64_t limit_bytes = 0;
+    // Files grow by so much or more at a time.
+    uint64_t grow_bytes = 0;
+    uint64_t keep_bytes = 0;
+    // How many read and write at one time.
+    uint32_t io_threads = 1;
+  };
+  // `directory` outlives this.
+  DataFiles(const Directory& directory, const Bounds& bounds, bool read_only);
   ~DataFiles();
   // Opens those that are there, 0, 1, 2, ... without a gap.
   absl::Status Open();
@@ -103,6 +111,8 @@ class DataFiles {
   absl::Status OpenSegment(uint32_t number, bool create);
   absl::StatusOr<bool> OpenNext(uint64_t* bytes);
   void Give(Segment& segment, uint32_t first, uint32_t end);
+  // By how much the files may grow.
+  uint64_t UnitsLeft() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_);
   absl::Status Extend(Segment& segment, uint32_t ready) ABSL_EXCLUSIVE_LOCKS_REQUIRED(grow_mutex_);
   absl::Status SyncFolder();
   // One extent's part of a read or write. kIo with EINVAL where direct I/O is refused.
@@ -117,6 +127,7 @@ class DataFiles {
   const uint32_t segment_units_;
   const uint64_t limit_units_;
   const uint32_t grow_units_;
+  const uint64_t keep_bytes_;
   const bool read_only_;
   BouncePool bounce_;
   std::atomic<bool> direct_;

@@ -30,6 +30,10 @@ constexpr uint64_t kMinGrowBytes = 64 * 1024;
 constexpr uint64_t kMaxGrowBytes = 16u << 20;
 constexpr uint64_t kSlackShare = 16;
 constexpr uint64_t kMinSlackBytes = 1u << 20;
+// What segments leave to the logs of a file system that fills up: a journal and what the next one grows to while a
+// checkpoint is written; and checkpoints, whose entries are a 500th and less of records of 64 KiB and more, two copies.
+constexpr uint64_t kJournalsKept = 2;
+constexpr uint64_t kLogShare = 256;
 
 bool IsData(std::string_view name) { return name.starts_with("data-") || name.starts_with("checkpoint-"); }
 
@@ -158,9 +162,13 @@ absl::Status SegmentStore::SyncMadeFolders() {
 absl::Status SegmentStore::ReadTable() {
   // Room for what is replaced or removed and waits for a flush, and for runs that do not fit in what is left.
   const uint64_t slack = capacity_bytes_ / kSlackShare + kMinSlackBytes;
-  data_ = std::make_unique<DataFiles>(
-      directory_, super_.segment_bytes, base::CheckedAdd(capacity_bytes_, slack).value_or(UINT64_MAX),
-      std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes), io_threads_, read_only_);
+  DataFiles::Bounds bounds;
+  bounds.segment_bytes = super_.segment_bytes;
+  bounds.limit_bytes = base::CheckedAdd(capacity_bytes_, slack).value_or(UINT64_MAX);
+  bounds.grow_bytes = std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes);
+  bounds.keep_bytes = std::max(kJournalsKept * journal_bytes_, capacity_bytes_ / kLogShare);
+  bounds.io_threads = io_threads_;
+  data_ = std::make_unique<DataFiles>(directory_, bounds, read_only_);
   absl::Status status;
   base::MutexLock flush_lock(flush_mutex_);
   for (int attempt = 1;; ++attempt) {
