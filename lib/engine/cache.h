@@ -69,13 +69,13 @@ struct CacheOptions {
   Allocator* allocator = nullptr;  // null: huge pages of its own
   bool read_only = false;
   uint64_t capacity_bytes = 0;
-  uint64_t snapshot_bytes = 0;         // 0: a quarter
-  uint64_t staging_bytes = 0;          // 0: 64 MiB
-  uint64_t lease_bytes = 0;            // 0: half of capacity_bytes
-  uint64_t lease_ms = 0;               // 0: 60,000
-  uint64_t io_timeout_ms = 0;          // 0: 30,000
-  uint32_t threads = 0;                // 0: 2
-  uint32_t max_blocks = 0;             // 0: 16 Mi
+  uint64_t snapshot_bytes = 0;  // 0: a quarter
+  uint64_t staging_bytes = 0;   // 0: 64 MiB
+  uint64_t lease_bytes = 0;     // 0: half of capacity_bytes
+  uint64_t lease_ms = 0;        // 0: 60,000
+  uint64_t io_timeout_ms = 0;   // 0: 30,000
+  uint32_t threads = 0;         // 0: 2
+  uint32_t max_blocks = 0;      // 0: 16 Mi
   trie::EvictionPolicy eviction_policy = trie::EvictionPolicy::kLru;
   bool second_sight = false;           // a block is stored when its key has been seen before
   uint32_t high_percent = 0;           // of capacity_bytes; 0: 100
@@ -111,7 +111,7 @@ struct NameSpace {
 // Pins what one match promised, until its deadline or its end.
 struct Lease {
   std::shared_ptr<NameSpace> name_space;
-  trie::NodeRef node;          // of the last block that will be read
+  trie::NodeRef node;  // of the last block that will be read
   std::vector<trie::SnapshotRef> snapshots;
   uint64_t deadline_ns = 0;
   bool active = false;
@@ -181,8 +181,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   Stats& counters() { return stats_; }           // locked
   uint64_t NextTick() { return ++tick_; }        // locked
   uint64_t NowNs() const { return options_.clock->MonotonicNs(); }
-  uint32_t NowSeconds() const;                    // wall time: the tries' unit of expiry
-  trie::GhostTable& ghosts() { return ghosts_; }  // locked
+  uint32_t NowSeconds() const;                                     // wall time: the tries' unit of expiry
+  trie::GhostTable& ghosts() { return ghosts_; }                   // locked
   double measured_bytes_per_second() const { return read_rate_; }  // locked
   void RecordRead(uint64_t bytes, double seconds);                 // locked
 
@@ -203,7 +203,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   std::shared_ptr<Put> FindPut(const storage::Key& key) const;                        // locked
   void AddPut(const std::shared_ptr<Put>& put);                                       // locked
   bool PinParent(Put& put);                                                           // locked
-  // The put's I/O has ended; enters it and those that waited for it into the index.
+  absl::Status SubmitPut(const std::shared_ptr<Put>& put, std::chrono::steady_clock::time_point deadline);
+  // The put's I/O has ended; enters it and those that waited for it into the index. One that the medium had no room for
+  // is tried again.
   void FinishPut(const std::shared_ptr<Put>& put, absl::Status status);
 
   // Takes a block with all below it, or a snapshot, out of the index because its record is not what it should be.
@@ -236,6 +238,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::StatusOr<format::NamespaceId> NewLife();
   absl::Status FlushStorage();
 
+  bool RetryPut(const std::shared_ptr<Put>& put);
   void ResolvePut(const std::shared_ptr<Put>& put, std::vector<Removal>* removals);
   bool EnterIndex(Put& put);
   void FailPut(Put& put, std::vector<Removal>* removals);

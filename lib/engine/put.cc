@@ -5,8 +5,23 @@
 #include <utility>
 
 #include "lib/base/status.h"
+#include "lib/engine/io.h"
 
 namespace kvstrata::core::engine {
+namespace {
+
+// Once would do for a put that is alone: what it evicts may go to others, which are on their way at the same time.
+constexpr uint32_t kPutRetries = 8;
+
+// Owns itself until the storage has answered.
+void CompletePut(void* user, const storage::Result& result) {
+  const std::unique_ptr<std::shared_ptr<Put>> reference(static_cast<std::shared_ptr<Put>*>(user));
+  const std::shared_ptr<Put> put = *reference;
+  const std::shared_ptr<Cache> cache = put->cache;
+  cache->FinishPut(put, result.status);
+}
+
+}  // namespace
 
 std::shared_ptr<Put> Cache::FindPut(const storage::Key& key) const {
   const auto found = puts_.find(key);
@@ -18,7 +33,29 @@ void Cache::AddPut(const std::shared_ptr<Put>& put) {
   put->progress->pending += 1;
 }
 
+absl::Status Cache::SubmitPut(const std::shared_ptr<Put>& put, Deadline deadline) {
+  auto* reference = new std::shared_ptr<Put>(put);
+  const storage::Request request{storage::Put{put->key, std::span(put->parts), put->meta}, {&CompletePut, reference}};
+  absl::Status status = SubmitPatiently(storage(), request, deadline);
+  if (!status.ok()) delete reference;
+  return status;
+}
+
+// The medium has less room than the budget says: as much as the put needs is evicted, and it is tried again. On a
+// thread of the storage, which is not to be kept waiting: a queue that is full ends the put.
+bool Cache::RetryPut(const std::shared_ptr<Put>& put) {
+  if (put->retries++ >= kPutRetries) return false;
+  std::vector<Removal> removals;
+  {
+    base::MutexLock lock(mutex_);
+    if (closed_ || !EvictBytes(put->record_class, 0, put->stored_bytes, &removals)) return false;
+  }
+  RunRemovals(removals);
+  return SubmitPut(put, Deadline::min()).ok();
+}
+
 void Cache::FinishPut(const std::shared_ptr<Put>& put, absl::Status status) {
+  if (base::CodeOf(status) == base::Code::kNoSpace && RetryPut(put)) return;
   std::vector<Removal> removals;
   // Given back before the lock is taken: the allocator may be the caller's.
   put->staging.Reset();

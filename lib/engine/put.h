@@ -49,6 +49,8 @@ struct Put {
   StagingBuffer staging;
   base::ByteView parts[2];
 
+  // How often the storage had no room for it.
+  uint32_t retries = 0;
   bool io_done = false;
   absl::Status io_status;
   bool resolved = false;

@@ -11,14 +11,6 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// Owns itself until the storage has answered.
-void CompletePut(void* user, const storage::Result& result) {
-  const std::unique_ptr<std::shared_ptr<Put>> reference(static_cast<std::shared_ptr<Put>*>(user));
-  const std::shared_ptr<Put> put = *reference;
-  const std::shared_ptr<Cache> cache = put->cache;
-  cache->FinishPut(put, result.status);
-}
-
 // Where in a match's prompt a writer begins, and how the engine got there.
 struct Beginning {
   const MatchState* match = nullptr;
@@ -437,10 +429,7 @@ absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_d
     if (put->parent != nullptr && !put->parent->resolved) put->parent->waiting.push_back(put);
     cache_->AddPut(put);
   }
-  auto* reference = new std::shared_ptr<Put>(put);
-  const storage::Request request{storage::Put{put->key, std::span(put->parts), put->meta}, {&CompletePut, reference}};
-  if (absl::Status status = SubmitPatiently(cache_->storage(), request, deadline); !status.ok()) {
-    delete reference;
+  if (absl::Status status = cache_->SubmitPut(put, deadline); !status.ok()) {
     // Ends it like a failed put, which also counts the drop.
     cache_->FinishPut(put, status);
   }
