@@ -93,6 +93,24 @@ void PrintGains(const Trace& trace, const std::vector<std::vector<Counts>>& coun
   }
 }
 
+// What it costs that records hold more than one block: hits, and bytes that are evicted but not to be had.
+bool PrintRuns(const Trace& trace, const std::vector<Request>& requests, std::uint64_t distinct, const Counts* lru) {
+  for (size_t s = 0; s < kShareCount; ++s) {
+    Setting setting{distinct * static_cast<std::uint64_t>(kShares[s]) / 100, eviction_policy::lru, admission::always};
+    setting.runs = true;
+    const Counts runs = Replay(requests, setting);
+    if (!runs.fault.empty()) {
+      std::fprintf(stderr, "%s, runs, %d %%: %s\n", trace.name, kShares[s], runs.fault.c_str());
+      return false;
+    }
+    std::printf("ratio hit_rate_runs_%s_%d %.4f goal >=0.98 over lru\n", trace.name, kShares[s],
+                runs.hit_rate() / lru[s].hit_rate());
+    std::printf("ratio unfreed_share_%s_%d %.4f goal <=0.05 over capacity\n", trace.name, kShares[s],
+                runs.unfreed_share);
+  }
+  return true;
+}
+
 void PrintTable(const Trace& trace, const std::vector<std::vector<Counts>>& counts) {
   std::printf("%-24s %5s", trace.name, "");
   for (const int share : kShares) std::printf(" %6d%%", share);
@@ -144,7 +162,10 @@ bool Run(const Trace& trace, const std::vector<Request>& requests, bool json) {
     right = false;
   }
   json ? PrintJson(trace, counts) : PrintTable(trace, counts);
-  if (!json && right) PrintGains(trace, counts);
+  if (!json && right) {
+    PrintGains(trace, counts);
+    right = PrintRuns(trace, requests, distinct, counts[0].data());
+  }
   std::fflush(stdout);
   return right;
 }

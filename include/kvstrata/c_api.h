@@ -551,6 +551,7 @@ typedef struct kvstrata_stats {
   uint64_t inexact_dropped; /* of the dropped blocks and snapshots: not exact, see KVSTRATA_WRITER_ADMIT_INEXACT      */
   uint64_t blocks_expired;      /* of the evicted ones: their time to live was over                                  */
   uint64_t blocks_not_admitted; /* not stored: seen for the first time, see KVSTRATA_ADMIT_SECOND_SIGHT              */
+  uint64_t unfreed_bytes; /* gauge, of held_row_bytes: of evicted blocks that share a record with blocks before them */
 } kvstrata_stats;
 
 KVSTRATA_API kvstrata_status kvstrata_cache_stats(kvstrata_cache* cache, kvstrata_stats* out, kvstrata_error* error);

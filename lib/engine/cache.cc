@@ -208,6 +208,7 @@ Stats Cache::stats() {
   Stats out = stats_;
   out.held_row_bytes = row_bytes_;
   out.held_snapshot_bytes = snapshot_bytes_;
+  out.unfreed_bytes = unfreed_bytes_;
   out.held_bytes = HeldBytes();
   out.capacity_bytes = options_.capacity_bytes;
   out.snapshot_capacity_bytes = options_.snapshot_bytes;

@@ -43,6 +43,7 @@
 #include "lib/base/hash.h"
 #include "lib/base/mutex.h"
 #include "lib/base/random.h"
+#include "lib/base/status.h"
 #include "lib/engine/device.h"
 #include "lib/engine/events.h"
 #include "lib/engine/staging.h"
@@ -200,7 +201,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t NextSequence() { return next_sequence_++; }       // locked
 
   bool IsRemoving(const storage::Key& key) const { return removing_.contains(key); }  // locked
-  std::shared_ptr<Put> FindPut(const storage::Key& key) const;                        // locked
+  // The put of a record, or the one that has the block whose record this would be if it were a run's first. Locked.
+  std::shared_ptr<Put> FindPut(const storage::Key& key) const;
   void AddPut(const std::shared_ptr<Put>& put);                                       // locked
   bool PinParent(Put& put);                                                           // locked
   absl::Status SubmitPut(const std::shared_ptr<Put>& put, std::chrono::steady_clock::time_point deadline);
@@ -228,10 +230,10 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::Status RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
                                  std::set<format::NamespaceId>* later_lives);
   void LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas);
-  void RecoverBlocks(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
+  void RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
   void RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
   absl::StatusOr<std::shared_ptr<NameSpace>> ReadNamespace(const format::RecordMeta& meta);
-  bool RecoverBlock(NameSpace& space, const format::RecordIdentity& identity, uint64_t bytes, uint64_t tick);
+  uint32_t RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes, uint64_t tick);
   absl::Status StartEpoch(uint64_t newest_sequence);
   absl::Status WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life);
   absl::Status MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const;  // locked
@@ -241,6 +243,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   bool RetryPut(const std::shared_ptr<Put>& put);
   void ResolvePut(const std::shared_ptr<Put>& put, std::vector<Removal>* removals);
   bool EnterIndex(Put& put);
+  bool EnterRun(Put& put, trie::NodeRef parent);
+  void DropBlocks(Put& put, uint64_t blocks, base::Code reason);
   void FailPut(Put& put, std::vector<Removal>* removals);
   void FinishOpenPut(Put& put);
 
@@ -248,6 +252,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   struct MakingRoom {
     bool draining = false;                 // the high watermark was passed: down to the low one
     std::optional<uint64_t> floor_budget;  // bytes that it may still evict to keep the medium's floor
+    bool evicted = false;                  // the last try did evict something, though perhaps no whole record
   };
   absl::StatusOr<bool> TryReserve(RecordClass record_class, uint64_t bytes, std::optional<uint64_t> free,
                                   MakingRoom* room, std::vector<Removal>* removals);
@@ -272,7 +277,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t PercentOfCapacity(uint32_t percent) const;
   uint64_t BlockCount() const;
   void VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info);
-  void DetachByMeta(const format::RecordMeta& meta, std::vector<Removal>* removals);
+  absl::Status CheckRecord(const storage::ListEntry& entry, const format::RecordMeta& meta, bool* replaced,
+                           uint64_t* good_blocks);
+  bool DetachByMeta(const format::RecordMeta& meta, uint64_t good_blocks, std::vector<Removal>* removals);
   void WorkerLoop(uint32_t index);
 
   const CacheOptions options_;
@@ -287,7 +294,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   std::atomic<bool> flush_failed_{false};
   std::shared_ptr<Cache> stuck_self_;  // set while a close has found requests stuck in the storage
   std::map<base::Digest128, std::shared_ptr<NameSpace>> namespaces_;  // by root digest
-  absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;
+  absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;  // a run's under each of its blocks
   absl::flat_hash_set<storage::Key> removing_;
   std::list<std::shared_ptr<Lease>> leases_;
   EventRing events_;
@@ -297,6 +304,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t tick_ = 0;
   uint64_t next_sequence_ = 0;
   uint64_t row_bytes_ = 0, snapshot_bytes_ = 0;  // in the indexes
+  // Of row_bytes_: the shares of blocks that are gone, while their runs' first blocks keep the records.
+  uint64_t unfreed_bytes_ = 0;
   uint64_t pending_row_bytes_ = 0, pending_snapshot_bytes_ = 0;
   uint64_t removing_row_bytes_ = 0, removing_snapshot_bytes_ = 0;
   uint64_t other_bytes_ = 0;  // namespace and store records, and what could not be removed

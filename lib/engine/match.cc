@@ -207,25 +207,27 @@ absl::StatusOr<uint64_t> Match::FirstDifference() const {
   const uint64_t rest = state.prompt.size() - first;
   if (rest == 0) return kNoPosition;
   const auto query = state.prompt.Slice(first, std::min<uint64_t>(rest, space.facts.block_tokens));
-  std::vector<base::BlockDigest> continuations;
+  // A continuation, and where in its run it is: its record is that of the run's first block.
+  std::vector<std::pair<base::BlockDigest, uint32_t>> continuations;
   {
     base::MutexLock lock(state.cache->mutex());
     const trie::NodeRef node = state.matched_blocks == 0 ? space.trie.root() : state.blocks.back().node;
     for (trie::NodeRef child = space.trie.FirstChild(node); child.valid() && continuations.size() < kMaxContinuations;
          child = space.trie.NextSibling(child)) {
-      if (const auto info = space.trie.Get(child); info.has_value()) continuations.push_back(info->key);
+      const auto info = space.trie.Get(child);
+      if (info.has_value()) continuations.emplace_back(space.trie.FirstOfRun(*info).key, info->run.index);
     }
   }
   uint64_t longest = 0;
   bool any = false;
-  const uint64_t bytes = format::HeadBytes(space.facts.block_tokens, 0, 0);
-  for (const base::BlockDigest& key : continuations) {
+  const uint64_t bytes = uint64_t{space.facts.block_tokens} * sizeof(int32_t);
+  for (const auto& [key, index] : continuations) {
     // The tokens stand right behind the head's prefix, whatever follows them; a wrong byte here only misplaces a hint.
-    const auto head = state.cache->GetAndWait({format::MakeRecordKey(format::RecordKind::kBlock, key)}, 0, bytes);
-    if (!head.ok()) continue;
+    const auto ids = state.cache->GetAndWait({format::MakeRecordKey(format::RecordKind::kBlock, key)},
+                                             format::kHeadPrefixBytes + bytes * index, bytes);
+    if (!ids.ok()) continue;
     std::vector<int32_t> tokens;
-    base::ByteReader in(*head);
-    in.Skip(format::kHeadPrefixBytes);
+    base::ByteReader in(*ids);
     for (uint32_t i = 0; i < space.facts.block_tokens; ++i) {
       uint32_t token = 0;
       in.Read(&token);

@@ -30,6 +30,9 @@ std::shared_ptr<Put> Cache::FindPut(const storage::Key& key) const {
 
 void Cache::AddPut(const std::shared_ptr<Put>& put) {
   puts_.emplace(put->key, put);
+  for (const base::BlockDigest& key : put->more) {
+    puts_.emplace(storage::Key{format::MakeRecordKey(format::RecordKind::kBlock, key)}, put);
+  }
   put->progress->pending += 1;
 }
 
@@ -93,7 +96,7 @@ void Cache::ResolvePut(const std::shared_ptr<Put>& first, std::vector<Removal>* 
 bool Cache::PinParent(Put& put) {
   trie::Trie& trie = put.name_space->trie;
   const std::optional<trie::NodeRef> node =
-      put.parent->stored ? trie.Find(put.parent->identity.key) : std::optional<trie::NodeRef>();
+      put.parent->stored ? trie.Find(put.boundary()) : std::optional<trie::NodeRef>();
   if (!node.has_value() || !trie.Lease(*node).ok()) return false;
   put.pinned = *node;
   return true;
@@ -115,24 +118,47 @@ bool Cache::EnterIndex(Put& put) {
     snapshot_bytes_ += put.stored_bytes;
     stats_.snapshots_stored += 1;
     put.progress->snapshots_stored += 1;
+    events_.Add({EventKind::kSnapshotStored, 0, put.identity.name_space, put.identity.key.digest, put.identity.position,
+                 put.stored_bytes});
   } else {
     const std::optional<trie::NodeRef> parent =
         depth == 1 ? std::optional(space.trie.root()) : space.trie.Find(put.identity.parent);
-    if (!parent.has_value()) return false;
-    const trie::BlockWorth worth{put.priority, ghosts_.Recall(put.identity.key).value_or(0)};
-    const auto inserted = space.trie.Insert(*parent, put.identity.key, put.identity.sequence, put.stored_bytes,
-                                            NextTick(), put.expires_at, worth);
-    if (!inserted.ok() || !inserted->inserted) return false;
+    if (!parent.has_value() || !EnterRun(put, *parent)) return false;
     pending_row_bytes_ -= put.stored_bytes;
     row_bytes_ += put.stored_bytes;
-    stats_.blocks_stored += 1;
-    put.progress->blocks_stored += 1;
   }
   stats_.bytes_in += put.stored_bytes;
   put.progress->stored_bytes += put.stored_bytes;
-  events_.Add({put.is_snapshot() ? EventKind::kSnapshotStored : EventKind::kBlockStored, 0, put.identity.name_space,
-               put.identity.key.digest, put.identity.position, put.stored_bytes});
   return true;
+}
+
+// Block by block; where the index has no room for more, the run is cut there.
+bool Cache::EnterRun(Put& put, trie::NodeRef parent) {
+  NameSpace& space = *put.name_space;
+  const auto blocks = static_cast<uint32_t>(put.blocks());
+  uint32_t entered = 0;
+  for (; entered < blocks; ++entered) {
+    const base::BlockDigest& key = put.BlockKey(entered);
+    const trie::BlockWorth worth{put.priority, ghosts_.Recall(key).value_or(0)};
+    const auto inserted = space.trie.Insert(parent, key, put.identity.sequence, entered == 0 ? put.stored_bytes : 0,
+                                            NextTick(), put.expires_at, worth, {entered, blocks});
+    if (!inserted.ok() || !inserted->inserted) break;
+    parent = inserted->node;
+    events_.Add({EventKind::kBlockStored, 0, put.identity.name_space, key.digest,
+                 put.identity.position + space.BlockEnd(entered), trie::RunShare(put.stored_bytes, {entered, blocks})});
+  }
+  if (entered == 0) return false;
+  unfreed_bytes_ += trie::RunShare(put.stored_bytes, {1, blocks}) * (blocks - entered);
+  stats_.blocks_stored += entered;
+  put.progress->blocks_stored += entered;
+  if (entered < blocks) DropBlocks(put, blocks - entered, base::Code::kNoSpace);
+  return true;
+}
+
+void Cache::DropBlocks(Put& put, uint64_t blocks, base::Code reason) {
+  stats_.blocks_dropped += blocks;
+  put.progress->blocks_dropped += blocks;
+  put.progress->drop_reason = reason;
 }
 
 void Cache::FailPut(Put& put, std::vector<Removal>* removals) {
@@ -144,9 +170,10 @@ void Cache::FailPut(Put& put, std::vector<Removal>* removals) {
     removing_.insert(put.key);
     removals->push_back({put.key, put.stored_bytes, put.record_class});
   }
-  (put.is_snapshot() ? stats_.snapshots_dropped : stats_.blocks_dropped) += 1;
-  (put.is_snapshot() ? put.progress->snapshots_dropped : put.progress->blocks_dropped) += 1;
-  put.progress->drop_reason = put.io_status.ok() ? base::Code::kNotFound : base::CodeOf(put.io_status);
+  DropBlocks(put, put.blocks(), put.io_status.ok() ? base::Code::kNotFound : base::CodeOf(put.io_status));
+  if (!put.is_snapshot()) return;
+  stats_.snapshots_dropped += 1;
+  put.progress->snapshots_dropped += 1;
 }
 
 void Cache::FinishOpenPut(Put& put) {
@@ -155,6 +182,9 @@ void Cache::FinishOpenPut(Put& put) {
   put.parent = nullptr;
   put.progress->pending -= 1;
   puts_.erase(put.key);
+  for (const base::BlockDigest& key : put.more) {
+    puts_.erase(storage::Key{format::MakeRecordKey(format::RecordKind::kBlock, key)});
+  }
 }
 
 }  // namespace kvstrata::core::engine

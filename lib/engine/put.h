@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// One record on its way into the storage, from the copy of its rows to its entry in the index.
+// One record on its way into the storage, from the copy of its rows to its entry in the index: a run of blocks or a
+// snapshot.
 //
 // Thread rule: filled by one writer before it is submitted; after that guarded by the cache's lock.
 //
 // Invariants:
 //   I1  Exactly one of "stored" and "failed" happens, after the put's I/O has ended and its parent put is resolved.
 //   I2  A put enters the index after its parent has; if the parent fails, so does it. Thus no orphan is ever visible.
+//   I3  A block is in at most one put on its way.
 #pragma once
 
 #include <memory>
@@ -22,7 +24,7 @@ namespace kvstrata::core::engine {
 
 // What became of a writer's records; shared with its puts, guarded by the cache's lock.
 struct WriterProgress {
-  uint64_t pending = 0;
+  uint64_t pending = 0;  // puts
   uint64_t blocks_stored = 0, blocks_deduplicated = 0, blocks_dropped = 0;
   uint64_t snapshots_stored = 0, snapshots_deduplicated = 0, snapshots_dropped = 0;
   uint64_t stored_bytes = 0;
@@ -34,13 +36,14 @@ struct Put {
   std::shared_ptr<NameSpace> name_space;
   std::shared_ptr<WriterProgress> progress;
   format::RecordIdentity identity;
+  std::vector<base::BlockDigest> more;  // of a run: the keys of its blocks after the first
   storage::Key key;
   RecordClass record_class = RecordClass::kRows;
   uint64_t stored_bytes = 0;
   trie::Priority priority = trie::Priority::kNormal;
   uint32_t expires_at = 0;  // 0: never
-  // The put of the parent block (of a snapshot: its boundary block), when that was on its way too; else it is pinned
-  // in the index until this put is resolved.
+  // The put that has the parent block (of a snapshot: its boundary block), when that was on its way too; else the block
+  // is pinned in the index until this put is resolved.
   std::shared_ptr<Put> parent;
   trie::NodeRef pinned;
 
@@ -58,6 +61,10 @@ struct Put {
   std::vector<std::shared_ptr<Put>> waiting;  // for this put to be resolved
 
   bool is_snapshot() const { return record_class == RecordClass::kSnapshot; }
+  uint64_t blocks() const { return is_snapshot() ? 0 : 1 + more.size(); }
+  const base::BlockDigest& BlockKey(uint64_t i) const { return i == 0 ? identity.key : more[i - 1]; }
+  // The block that it hangs on.
+  const base::BlockDigest& boundary() const { return is_snapshot() ? identity.key : identity.parent; }
 };
 
 }  // namespace kvstrata::core::engine

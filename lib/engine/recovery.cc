@@ -2,8 +2,9 @@
 // Rebuilding the indexes at open, from what the storage lists: keys, metas and sizes. Only namespace records are read;
 // no row ever is.
 //
-// A block is taken when its namespace's present life is its own and its parent was taken; anything else is an orphan
-// and leaves the storage (unless it is opened read-only). Recency is the order of writing: the storage keeps no other.
+// A run is taken when its namespace's present life is its own and its first block's parent was taken; anything else is
+// an orphan and leaves the storage (unless it is opened read-only). Recency is the order of writing: the storage keeps
+// no other. Blocks of a run that had been evicted come back with it, but for those that were stored anew.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -33,7 +34,7 @@ storage::Key KeyOf(const format::RecordIdentity& identity) {
 }  // namespace
 
 absl::Status Cache::Recover() {
-  std::vector<format::RecordMeta> spaces, blocks, snapshots;
+  std::vector<format::RecordMeta> spaces, runs, snapshots;
   uint64_t newest_sequence = 0;
   absl::flat_hash_set<storage::Key> seen;  // a storage may list a record more than once
   storage::ListPage page;
@@ -52,7 +53,7 @@ absl::Status Cache::Recover() {
       }
       newest_sequence = std::max(newest_sequence, meta->identity.sequence);
       switch (meta->identity.kind) {
-        case format::RecordKind::kBlock: blocks.push_back(*meta); break;
+        case format::RecordKind::kBlock: runs.push_back(*meta); break;
         case format::RecordKind::kSnapshot: snapshots.push_back(*meta); break;
         case format::RecordKind::kNamespace: spaces.push_back(*meta); break;
         case format::RecordKind::kStore:
@@ -68,12 +69,12 @@ absl::Status Cache::Recover() {
   }
   std::set<format::NamespaceId> later_lives;
   if (absl::Status status = RecoverNamespaces(spaces, &later_lives); !status.ok()) return status;
-  LeaveAlone(later_lives, &blocks);
+  LeaveAlone(later_lives, &runs);
   LeaveAlone(later_lives, &snapshots);
   std::vector<Removal> removals;
   {
     base::MutexLock lock(mutex_);
-    RecoverBlocks(std::move(blocks), &removals);
+    RecoverRuns(std::move(runs), &removals);
     RecoverSnapshots(std::move(snapshots), &removals);
   }
   if (options_.read_only) return absl::OkStatus();
@@ -88,7 +89,7 @@ absl::Status Cache::Recover() {
 void Cache::LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas) {
   const auto theirs = [&](const format::RecordMeta& meta) {
     if (!lives.contains(meta.identity.name_space)) return false;
-    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
     other_bytes_ += bytes;
     stats_.bytes_in += bytes;
     stats_.skipped_too_new += 1;
@@ -100,7 +101,7 @@ void Cache::LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<f
 absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
                                       std::set<format::NamespaceId>* later_lives) {
   for (const format::RecordMeta& meta : metas) {
-    const uint64_t stored_bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    const uint64_t stored_bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
     other_bytes_ += stored_bytes;
     stats_.bytes_in += stored_bytes;
     absl::StatusOr<std::shared_ptr<NameSpace>> space = ReadNamespace(meta);
@@ -146,48 +147,74 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::Re
   return space;
 }
 
-void Cache::RecoverBlocks(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
+void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
   std::map<format::NamespaceId, NameSpace*> by_life;
   for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
   std::vector<uint64_t> sequences;
+  absl::flat_hash_map<storage::Key, const format::RecordIdentity*> by_key;
   for (const format::RecordMeta& meta : metas) sequences.push_back(meta.identity.sequence);
   std::sort(sequences.begin(), sequences.end());
   tick_ = sequences.size();
-  // Parents before children: a block's position is larger than its parent's.
+  // Parents before children: a block's position is larger than its parent's, and the parent's than its run's.
   std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
     return a.identity.position < b.identity.position;
   });
+  for (const format::RecordMeta& meta : metas) by_key.emplace(KeyOf(meta.identity), &meta.identity);
+  // How much of a run is its own: what is evicted of it may have been stored anew, as the beginning of a newer one.
+  const auto own_blocks = [&](const format::RecordMeta& meta) {
+    uint32_t own = 1;
+    for (const base::BlockDigest& key : meta.more) {
+      const auto newer = by_key.find({format::MakeRecordKey(format::RecordKind::kBlock, key)});
+      if (newer != by_key.end() && newer->second->sequence > meta.identity.sequence &&
+          newer->second->name_space == meta.identity.name_space) {
+        break;
+      }
+      ++own;
+    }
+    return own;
+  };
   for (const format::RecordMeta& meta : metas) {
-    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
     stats_.bytes_in += bytes;
     row_bytes_ += bytes;
     const auto rank = std::lower_bound(sequences.begin(), sequences.end(), meta.identity.sequence);
     const uint64_t tick = static_cast<uint64_t>(rank - sequences.begin()) + 1;
     const auto space = by_life.find(meta.identity.name_space);
-    if (space != by_life.end() && RecoverBlock(*space->second, meta.identity, bytes, tick)) {
-      stats_.recovered_blocks += 1;
-      continue;
-    }
+    const uint32_t taken = space == by_life.end() ? 0 : RecoverRun(*space->second, meta, own_blocks(meta), bytes, tick);
+    stats_.recovered_blocks += taken;
+    if (taken > 0) continue;
     stats_.skipped_orphans += 1;
     CountRemoval(RecordClass::kRows, KeyOf(meta.identity), bytes, removals);
   }
 }
 
-bool Cache::RecoverBlock(NameSpace& space, const format::RecordIdentity& identity, uint64_t bytes, uint64_t tick) {
+// The first `most` blocks, as far as the index takes them; how many that was.
+uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes,
+                           uint64_t tick) {
+  const format::RecordIdentity& identity = meta.identity;
   const uint64_t block_tokens = space.facts.block_tokens;
-  if (identity.position == 0 || identity.position % block_tokens != 0) return false;
+  if (identity.position == 0 || identity.position % block_tokens != 0) return 0;
   trie::NodeRef parent = space.trie.root();
   if (identity.position == block_tokens) {
-    if (identity.parent != space.trie.root_key()) return false;
+    if (identity.parent != space.trie.root_key()) return 0;
   } else {
     const std::optional<trie::NodeRef> found = space.trie.Find(identity.parent);
-    if (!found.has_value()) return false;
+    if (!found.has_value()) return 0;
     parent = *found;
     const std::optional<trie::BlockInfo> info = space.trie.Get(parent);
-    if (!info.has_value() || space.BlockEnd(info->depth + uint64_t{1}) != identity.position) return false;
+    if (!info.has_value() || space.BlockEnd(info->depth + uint64_t{1}) != identity.position) return 0;
   }
-  const auto inserted = space.trie.Insert(parent, identity.key, identity.sequence, bytes, tick);
-  return inserted.ok() && inserted->inserted;
+  const auto blocks = static_cast<uint32_t>(meta.blocks());
+  uint32_t taken = 0;
+  for (; taken < most; ++taken) {
+    const base::BlockDigest& key = taken == 0 ? identity.key : meta.more[taken - 1];
+    const auto inserted = space.trie.Insert(parent, key, identity.sequence, taken == 0 ? bytes : 0, tick,
+                                            /*expires_at=*/0, {}, {taken, blocks});
+    if (!inserted.ok() || !inserted->inserted) break;
+    parent = inserted->node;
+  }
+  if (taken > 0) unfreed_bytes_ += trie::RunShare(bytes, {1, blocks}) * (blocks - taken);
+  return taken;
 }
 
 void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
@@ -197,7 +224,7 @@ void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<
     return a.identity.sequence < b.identity.sequence;
   });
   for (const format::RecordMeta& meta : metas) {
-    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::kMetaBytes);
+    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
     stats_.bytes_in += bytes;
     snapshot_bytes_ += bytes;
     const auto space = by_life.find(meta.identity.name_space);

@@ -4,6 +4,10 @@
 // Rows may use all of the capacity that snapshots do not use; snapshots have a bound of their own inside it, and may
 // push out rows only below that bound. So window churn can never cost more rows than the snapshot share.
 //
+// Blocks are evicted one by one, and a run's record goes with its first block, which goes last. The blocks of a run
+// were used together as a rule, so they are equally cold and go together; where the first ones are hotter than the
+// others, what the others had stays taken until they go, too (unfreed_bytes).
+//
 // Room is made by whoever needs it. With watermarks, the put that does not fit below the high one evicts down to the
 // low one and no further; without, just what it needs. The medium's floor (keep_free_bytes) is asked for before each
 // put.
@@ -87,7 +91,7 @@ absl::Status Cache::Reserve(RecordClass record_class, uint64_t bytes, std::chron
       if (closed_) return base::MakeStatus(base::Code::kInvalidState, "cache", "closed");
       const absl::StatusOr<bool> reserved = TryReserve(record_class, bytes, free, &room, &removals);
       if (!reserved.ok() || *reserved) return reserved.status();
-      if (removals.empty()) {
+      if (removals.empty() && !room.evicted) {
         // Space that others are freeing, and puts that can be evicted once they have ended, may still make room.
         const bool hope = !removing_.empty() || !puts_.empty();
         if (!hope || !changed_.WaitUntil(mutex_, deadline)) {
@@ -102,6 +106,7 @@ absl::Status Cache::Reserve(RecordClass record_class, uint64_t bytes, std::chron
 // True: counted as pending. False: try again after the removals, or when something has changed if there are none.
 absl::StatusOr<bool> Cache::TryReserve(RecordClass record_class, uint64_t bytes, std::optional<uint64_t> free,
                                        MakingRoom* room, std::vector<Removal>* removals) {
+  room->evicted = false;
   const uint64_t live = HeldBytes() - LeavingBytes() + pending_row_bytes_ + pending_snapshot_bytes_ + bytes;
   room->draining = room->draining || live > PercentOfCapacity(options_.high_percent);
   const uint64_t low = PercentOfCapacity(options_.low_percent);
@@ -121,12 +126,12 @@ absl::StatusOr<bool> Cache::TryReserve(RecordClass record_class, uint64_t bytes,
   if (fits && above_low == 0) return reserve();
   // Where what is leaving makes room enough, evicting more would only overshoot.
   if (above_low == 0 && missing == 0 && Fits(record_class, bytes, LeavingBytes())) return false;
-  const bool evicted = EvictBytes(record_class, bytes, std::max(above_low, for_floor), removals);
+  room->evicted = EvictBytes(record_class, bytes, std::max(above_low, for_floor), removals);
   for (const Removal& removal : *removals) {
     if (room->floor_budget.has_value()) *room->floor_budget -= std::min(*room->floor_budget, removal.bytes);
   }
   // What is left above the low watermark is leased.
-  if (!evicted && fits) return reserve();
+  if (!room->evicted && fits) return reserve();
   return false;
 }
 
@@ -135,14 +140,16 @@ void Cache::Unreserve(RecordClass record_class, uint64_t bytes) {
   changed_.NotifyAll();
 }
 
-// At least one record, and more until `goal` bytes are leaving. False: nothing can be evicted.
+// A batch of blocks, or fewer when a record and at least `goal` bytes are leaving. False: nothing can be evicted.
 bool Cache::EvictBytes(RecordClass record_class, uint64_t bytes, uint64_t goal, std::vector<Removal>* removals) {
   const uint64_t leaving_before = LeavingBytes();
+  bool evicted = false;
   for (int i = 0; i < kEvictionBatch; ++i) {
     if (!EvictOne(record_class, bytes, removals)) break;
-    if (LeavingBytes() - leaving_before >= goal) break;
+    evicted = true;
+    if (!removals->empty() && LeavingBytes() - leaving_before >= goal) break;
   }
-  return !removals->empty();
+  return evicted;
 }
 
 // For a snapshot of `bytes`: within the snapshots' own share it is rows that give way, beyond it another snapshot.
@@ -247,16 +254,23 @@ void Cache::ForgetSnapshot(NameSpace& name_space, const base::BlockDigest& bound
   events_.Add({EventKind::kSnapshotRemoved, 0, name_space.life, boundary.digest, snapshot.position, snapshot.bytes});
 }
 
-// A block that has left the trie leaves the storage, too, with its snapshots.
+// A block that has left the trie leaves the storage, too, with its snapshots; of a run, with the first block.
 void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std::vector<Removal>* removals) {
   name_space.snapshots.RemoveAt(block.node, [&](const trie::SnapshotInfo& snapshot) {
     ForgetSnapshot(name_space, block.key, snapshot, removals);
   });
-  CountRemoval(RecordClass::kRows, {format::MakeRecordKey(format::RecordKind::kBlock, block.key)}, block.bytes,
-               removals);
+  const uint64_t run_bytes = name_space.trie.FirstOfRun(block).bytes;
+  const uint64_t share = trie::RunShare(run_bytes, block.run);
+  if (block.run.index > 0) {
+    unfreed_bytes_ += share;
+  } else {
+    unfreed_bytes_ -= run_bytes - share;
+    CountRemoval(RecordClass::kRows, {format::MakeRecordKey(format::RecordKind::kBlock, block.key)}, run_bytes,
+                 removals);
+  }
   stats_.blocks_removed += 1;
   events_.Add(
-      {EventKind::kBlockRemoved, 0, name_space.life, block.key.digest, name_space.BlockEnd(block.depth), block.bytes});
+      {EventKind::kBlockRemoved, 0, name_space.life, block.key.digest, name_space.BlockEnd(block.depth), share});
 }
 
 void Cache::DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals) {

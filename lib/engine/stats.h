@@ -34,6 +34,7 @@ struct Stats {
   uint64_t foreign_layout_bytes = 0;
   uint64_t inexact_dropped = 0;
   uint64_t blocks_expired = 0, blocks_not_admitted = 0;
+  uint64_t unfreed_bytes = 0;  // of blocks that are gone, in records that are kept for the blocks before them
 };
 
 }  // namespace kvstrata::core::engine

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Checking every stored record against its own head and checksums.
+#include <algorithm>
 #include <utility>
 
 #include "lib/base/checksum.h"
@@ -11,31 +12,56 @@ namespace {
 
 constexpr uint64_t kPageEntries = 64;
 
-// OK when head, slices and checksums of a whole record agree with its meta. `replaced`: the head is that of another
-// placement, as when the record was stored anew since it was listed.
-absl::Status CheckRecord(base::ByteView record, const format::RecordMeta& meta, bool* replaced) {
-  if (record.size() < format::kHeadPrefixBytes) return base::Corrupt("head", "cut off");
-  const absl::StatusOr<uint64_t> head_bytes = format::PeekHeadBytes(record.first(format::kHeadPrefixBytes));
-  if (!head_bytes.ok()) return head_bytes.status();
-  if (*head_bytes > record.size()) return base::Corrupt("head", "longer than the record");
-  const absl::StatusOr<format::RecordHead> head = format::DecodeHead(record.first(*head_bytes));
-  if (!head.ok()) return head.status();
-  *replaced = head->identity.sequence != meta.identity.sequence;
-  if (head->identity != meta.identity) return base::Corrupt("identity", "head and meta differ");
-  uint64_t offset = *head_bytes;
-  for (size_t i = 0; i < head->checksums.size(); ++i) {
-    const format::Slice& slice = head->slices[i / head->blocks()];
-    if (slice.bytes > record.size() - offset) return base::Corrupt("slice", "longer than the record");
-    if (!slice.absent &&
-        base::Checksum(record.subspan(offset, slice.bytes), head->identity.sequence) != head->checksums[i]) {
-      return base::Corrupt("slice", "checksum differs");
-    }
-    offset += slice.bytes;
-  }
-  return offset == record.size() ? absl::OkStatus() : base::Corrupt("payload", "longer than its slices");
-}
+// A record is checked in pieces of this size, or of one slice where that is larger: a run may be larger than all
+// staging memory.
+constexpr uint64_t kPieceBytes = 1u << 20;
 
 }  // namespace
+
+// OK when head, slices and checksums of a whole record agree with its meta. `replaced`: the head is that of another
+// placement, as when the record was stored anew since it was listed. `good_blocks`: where slices of a run are damaged,
+// how many blocks come before the first that has one.
+absl::Status Cache::CheckRecord(const storage::ListEntry& entry, const format::RecordMeta& meta, bool* replaced,
+                                uint64_t* good_blocks) {
+  std::vector<std::byte> piece;
+  uint64_t begin = 0;
+  const auto read = [&](uint64_t offset, uint64_t bytes) -> absl::StatusOr<base::ByteView> {
+    if (offset > entry.payload_bytes || bytes > entry.payload_bytes - offset) return base::Corrupt("record", "cut off");
+    if (offset < begin || offset + bytes > begin + piece.size()) {
+      const uint64_t more = std::max(bytes, std::min(kPieceBytes, entry.payload_bytes - offset));
+      absl::StatusOr<std::vector<std::byte>> got = GetAndWait(entry.key, offset, more);
+      if (!got.ok()) return got.status();
+      piece = *std::move(got);
+      begin = offset;
+    }
+    return base::ByteView(piece).subspan(offset - begin, bytes);
+  };
+  const absl::StatusOr<base::ByteView> prefix = read(0, format::kHeadPrefixBytes);
+  if (!prefix.ok()) return prefix.status();
+  const absl::StatusOr<uint64_t> head_bytes = format::PeekHeadBytes(*prefix);
+  if (!head_bytes.ok()) return head_bytes.status();
+  const absl::StatusOr<base::ByteView> head_view = read(0, *head_bytes);
+  if (!head_view.ok()) return head_view.status();
+  const absl::StatusOr<format::RecordHead> head = format::DecodeHead(*head_view);
+  if (!head.ok()) return head.status();
+  *replaced = head->identity.sequence != meta.identity.sequence;
+  if (head->identity != meta.identity || head->more != meta.more) {
+    return base::Corrupt("identity", "head and meta differ");
+  }
+  uint64_t offset = *head_bytes, good = head->blocks();
+  for (size_t i = 0; i < head->checksums.size(); ++i) {
+    const format::Slice& slice = head->slices[i / head->blocks()];
+    const absl::StatusOr<base::ByteView> bytes = read(offset, slice.bytes);
+    if (!bytes.ok()) return bytes.status();
+    const bool intact = slice.absent || base::Checksum(*bytes, head->identity.sequence) == head->checksums[i];
+    if (!intact) good = std::min(good, i % head->blocks());
+    offset += slice.bytes;
+  }
+  if (offset != entry.payload_bytes) return base::Corrupt("payload", "longer than its slices");
+  if (good == head->blocks()) return absl::OkStatus();
+  *good_blocks = good;
+  return base::Corrupt("slice", "checksum differs");
+}
 
 absl::StatusOr<VerifyInfo> Cache::Verify(const Progress& progress) {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
@@ -67,9 +93,9 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
     info->corrupt += 1;
     return;
   }
-  const absl::StatusOr<std::vector<std::byte>> bytes = GetAndWait(entry.key, 0, entry.payload_bytes);
   bool replaced = false;
-  absl::Status status = bytes.ok() ? CheckRecord(*bytes, *meta, &replaced) : bytes.status();
+  uint64_t good_blocks = 0;
+  const absl::Status status = CheckRecord(entry, *meta, &replaced, &good_blocks);
   if (status.ok()) return;
   const base::Code code = base::CodeOf(status);
   // A head of a later version behind a meta of this one is damage, too.
@@ -79,41 +105,48 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
     return;
   }
   std::vector<Removal> removals;
+  bool detached = false;
   if (!options_.read_only) {
     base::MutexLock lock(mutex_);
-    DetachByMeta(*meta, &removals);
+    const uint64_t before = stats_.blocks_removed + stats_.snapshots_removed;
+    detached = DetachByMeta(*meta, good_blocks, &removals);
+    info->removed += stats_.blocks_removed + stats_.snapshots_removed - before;
   }
-  if (gone && removals.empty()) {
+  RunRemovals(removals);
+  if (!detached && gone) {
     info->records -= 1;  // evicted or stored anew since it was listed; it would be lost if the index still promised it
     return;
   }
+  // The damaged end of a run of which nobody is promised more than the beginning has been found before.
+  if (!detached && good_blocks > 0 && !options_.read_only) return;
   info->corrupt += 1;
-  info->removed += removals.size();
-  RunRemovals(removals);
 }
 
-// Only if the index still holds this very placement: the record may have been replaced since it was listed.
-void Cache::DetachByMeta(const format::RecordMeta& meta, std::vector<Removal>* removals) {
+// Only if the index still holds this very placement: the record may have been replaced since it was listed. Of a run,
+// its blocks from `good_blocks` on.
+bool Cache::DetachByMeta(const format::RecordMeta& meta, uint64_t good_blocks, std::vector<Removal>* removals) {
   for (const auto& [root, space] : namespaces_) {
     if (space->life != meta.identity.name_space) continue;
     const bool at_root = meta.identity.key == space->trie.root_key();
-    const std::optional<trie::NodeRef> node =
-        at_root ? std::optional(space->trie.root()) : space->trie.Find(meta.identity.key);
-    if (!node.has_value()) return;
+    const base::BlockDigest& key = good_blocks == 0 ? meta.identity.key : meta.more[good_blocks - 1];
+    const std::optional<trie::NodeRef> node = at_root ? std::optional(space->trie.root()) : space->trie.Find(key);
+    if (!node.has_value()) return false;
     if (meta.identity.kind == format::RecordKind::kBlock && !at_root) {
       const std::optional<trie::BlockInfo> info = space->trie.Get(*node);
-      if (info.has_value() && info->sequence == meta.identity.sequence) DetachBlock(*space, *node, removals);
-      return;
+      if (!info.has_value() || info->sequence != meta.identity.sequence) return false;
+      DetachBlock(*space, *node, removals);
+      return true;
     }
-    if (meta.identity.kind != format::RecordKind::kSnapshot) return;
+    if (meta.identity.kind != format::RecordKind::kSnapshot) return false;
     for (const trie::SnapshotInfo& snapshot : space->snapshots.FindOnPath(*node, meta.identity.position)) {
       if (snapshot.sequence == meta.identity.sequence) {
         DetachSnapshot(*space, snapshot.snapshot, removals);
-        return;
+        return true;
       }
     }
-    return;
+    return false;
   }
+  return false;
 }
 
 }  // namespace kvstrata::core::engine

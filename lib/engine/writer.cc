@@ -215,14 +215,10 @@ absl::StatusOr<std::unique_ptr<Writer>> Writer::Fork() const {
 uint64_t Writer::StoredPrefix(uint64_t blocks) {
   BoundaryKey(blocks);
   base::MutexLock lock(cache_->mutex());
-  const auto present = [&](uint64_t block) {
-    const storage::Key key{format::MakeRecordKey(format::RecordKind::kBlock, keys_[block])};
-    return name_space_->trie.Find(keys_[block]).has_value() || cache_->FindPut(key) != nullptr;
-  };
   // Presence is monotone along a chain, and the writer's last block is usually still there.
   uint64_t prefix = std::min(stored_blocks_, blocks);
-  while (prefix > 0 && !present(prefix - 1)) --prefix;
-  while (prefix < blocks && present(prefix)) {
+  while (prefix > 0 && !IsThere(keys_[prefix - 1])) --prefix;
+  while (prefix < blocks && IsThere(keys_[prefix])) {
     if (prefix >= stored_blocks_) {
       cache_->counters().blocks_deduplicated += 1;
       progress_->blocks_deduplicated += 1;
@@ -279,13 +275,15 @@ void Writer::StoreBlocks(uint64_t blocks) {
   tried_blocks_ = blocks;
   const uint64_t stored = StoredPrefix(blocks);
   const uint64_t admitted = AdmittedBlocks(stored, blocks);
-  for (uint64_t block = stored; block < admitted; ++block) {
-    if (absl::Status status = StoreBlock(block); !status.ok()) {
+  for (uint64_t block = stored; block < admitted;) {
+    const absl::StatusOr<uint64_t> there = StoreRun(block, std::min(admitted - block, MostRunBlocks()));
+    if (!there.ok()) {
       // Children of a block that is not there cannot be stored: the rest waits for the next block, which tries again.
-      Drop(RecordClass::kRows, status);
+      Drop(RecordClass::kRows, there.status());
       stored_blocks_ = std::min(stored_blocks_, block);
       return;
     }
+    block += *there;
   }
   stored_blocks_ = admitted;
 }
@@ -307,45 +305,92 @@ void Writer::Drop(RecordClass record_class, const absl::Status& status) {
 
 // --- blocks ------------------------------------------------------------------------------------------------------
 
-absl::Status Writer::StoreBlock(uint64_t block) {
-  if (absl::Status status = CheckExact(name_space_->BlockEnd(block + 1)); !status.ok()) return status;
+// Two runs fit the staging memory, so that one is copied while the other is on its way; and a run is a small part of
+// the budget, so that what is evicted at a time is, too.
+uint64_t Writer::MostRunBlocks() const {
   const uint64_t payload = layout().BlockBytes(/*include_draft=*/true);
-  absl::StatusOr<std::shared_ptr<Put>> put = CaptureBlock(block, payload);
-  if (!put.ok()) return put.status();
-  return Launch(*put, block);
+  const uint64_t head = format::HeadBytes(layout().block_tokens(), 0, layout().streams().size());
+  const uint64_t block_bytes = cache_->storage().StoredBytes(head + payload, format::kMetaBytes);
+  const uint64_t most_bytes =
+      std::min({cache_->staging()->capacity() / 2, cache_->options().capacity_bytes / 16,
+                cache_->storage().capabilities().max_payload_bytes, trie::Trie::kMaxBlockBytes});
+  return std::clamp<uint64_t>(most_bytes / std::max<uint64_t>(block_bytes, 1), 1, format::kMaxRunBlocks);
 }
 
-absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureBlock(uint64_t block, uint64_t payload_bytes) {
-  const uint32_t block_tokens = name_space_->facts.block_tokens;
-  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(payload_bytes, PinnedDevice(), WaitDeadline());
-  if (!staging.ok()) return staging.status();
-  auto put = std::make_shared<Put>();
-  put->staging = *std::move(staging);
+// Stores up to `count` blocks from `block` on in one record, fewer where there is no room for so many. How many of them
+// are there now, or on their way: at least one.
+absl::StatusOr<uint64_t> Writer::StoreRun(uint64_t block, uint64_t count) {
+  Deadline deadline = WaitDeadline();
+  while (true) {
+    absl::StatusOr<std::shared_ptr<Put>> put = CaptureRun(block, count, deadline);
+    absl::Status status = put.status();
+    if (put.ok()) {
+      const absl::StatusOr<uint64_t> there = Launch(*put, block, deadline);
+      if (there.ok()) return *there > 0 ? *there : count;
+      status = there.status();
+    }
+    switch (base::CodeOf(status)) {
+      // Fewer blocks need less space and memory, fewer rows of the sources, and meet fewer puts of others.
+      case base::Code::kNoSpace:
+      case base::Code::kTooLarge:
+      case base::Code::kTimeout:
+      case base::Code::kOutOfMemory:
+      case base::Code::kInvalidArgument:
+      case base::Code::kUnsupported:
+      case base::Code::kBusy: break;
+      default: return status;
+    }
+    if (count == 1) return status;
+    count /= 2;
+    // Staging memory comes back as what is on its way is stored: as for blocks one by one, each try may wait for it.
+    if (base::CodeOf(status) == base::Code::kTimeout) deadline = WaitDeadline();
+  }
+}
+
+absl::StatusOr<format::RecordHead> Writer::RunHead(uint64_t block, uint64_t count) {
+  const uint64_t block_tokens = name_space_->facts.block_tokens;
   format::RecordHead head;
   head.identity.kind = format::RecordKind::kBlock;
   head.identity.position = (block + 1) * block_tokens;
   head.identity.parent = BoundaryKey(block);
   head.identity.key = BoundaryKey(block + 1);
-  const auto tokens = prompt_.Slice(block * block_tokens, block_tokens);
+  for (uint64_t i = 1; i < count; ++i) head.more.push_back(BoundaryKey(block + i + 1));
+  const auto tokens = prompt_.Slice(block * block_tokens, count * block_tokens);
   head.tokens.assign(tokens.begin(), tokens.end());
-  head.extra = prompt_.Extra(block * block_tokens, block_tokens);
-  uint64_t offset = 0;
+  head.extra = prompt_.Extra(block * block_tokens, count * block_tokens);
+  if (head.extra.size() > format::kMaxExtraBytes) {
+    return base::MakeStatus(base::Code::kTooLarge, "extra_keys", std::to_string(head.extra.size()) + " bytes");
+  }
   for (const uint32_t i : RowStreams(layout())) {
     const bool absent = !sources_[i].has_value();
     if (absent && (layout().stream(i).flags & layout::kOptional) == 0) {
       return base::InvalidArgument("sources", "none for stream " + std::to_string(i));
     }
-    format::Slice slice{i, absent, absent ? 0 : layout().StreamBlockBytes(i)};
-    if (!absent) {
-      const uint64_t rows = layout().BlockRows(i);
-      const RowRange range{block * rows, rows, 0};
-      absl::Status status = Gather(i, range, offset, slice.bytes, &put->staging);
-      if (!status.ok()) return status;
-      offset += slice.bytes;
-    }
-    head.slices.push_back(slice);
+    head.slices.push_back({i, absent, absent ? 0 : layout().StreamBlockBytes(i)});
   }
-  Seal(put.get(), std::move(head), offset);
+  return head;
+}
+
+absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t count, Deadline deadline) {
+  if (absl::Status status = CheckExact(name_space_->BlockEnd(block + count)); !status.ok()) return status;
+  absl::StatusOr<format::RecordHead> head = RunHead(block, count);
+  if (!head.ok()) return head.status();
+  uint64_t payload = 0;
+  for (const format::Slice& slice : head->slices) payload += slice.bytes * count;
+  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(payload, PinnedDevice(), deadline);
+  if (!staging.ok()) return staging.status();
+  auto put = std::make_shared<Put>();
+  put->staging = *std::move(staging);
+  uint64_t offset = 0;
+  for (const format::Slice& slice : head->slices) {
+    if (slice.absent) continue;
+    const uint64_t rows = layout().BlockRows(slice.stream);
+    absl::Status status =
+        Gather(slice.stream, {block * rows, count * rows, 0}, offset, slice.bytes * count, &put->staging);
+    if (!status.ok()) return status;
+    offset += slice.bytes * count;
+  }
+  Seal(put.get(), *std::move(head), payload);
   return put;
 }
 
@@ -370,6 +415,7 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   put->name_space = name_space_;
   put->progress = progress_;
   put->identity = head.identity;
+  put->more = head.more;
   put->priority = options_.priority;
   put->expires_at = ExpiresAt();
   const base::BlockDigest key =
@@ -383,8 +429,9 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   put->stored_bytes = cache_->storage().StoredBytes(record_bytes, put->meta.size());
 }
 
-// Makes room and submits. `boundary_depth` blocks of the chain must be there or on their way.
-absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth) {
+// Makes room and submits; then 0. `boundary_depth` blocks of the chain must be there or on their way. Where another
+// writer has stored the same meanwhile nothing is submitted: how many of the run's blocks are there; for a snapshot 1.
+absl::StatusOr<uint64_t> Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth, Deadline deadline) {
   NameSpace& space = *name_space_;
   const base::BlockDigest boundary = BoundaryKey(boundary_depth);
   {
@@ -404,7 +451,6 @@ absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_d
     if (put->pinned.valid()) space.trie.Release(put->pinned).IgnoreError();
     put->pinned = {};
   };
-  const Deadline deadline = WaitDeadline();
   if (absl::Status status = cache_->Reserve(put->record_class, put->stored_bytes, deadline); !status.ok()) {
     base::MutexLock lock(cache_->mutex());
     unpin();
@@ -416,15 +462,16 @@ absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_d
     }
     // Another writer may have stored the same meanwhile, and no put may cross another one, or a remove, of its key.
     const bool removing = cache_->IsRemoving(put->key);
-    const bool there = cache_->FindPut(put->key) != nullptr || InIndex(*put);
+    const absl::StatusOr<uint64_t> there = BlocksThere(*put);
     const bool orphan = put->parent != nullptr && put->parent->resolved && !cache_->PinParent(*put);
-    if (removing || there || orphan) {
+    if (removing || !there.ok() || *there > 0 || orphan) {
       cache_->Unreserve(put->record_class, put->stored_bytes);
       unpin();
-      if (there) (put->is_snapshot() ? progress_->snapshots_deduplicated : progress_->blocks_deduplicated) += 1;
       if (removing) return base::MakeStatus(base::Code::kBusy, "key", "its older record is still being removed");
-      if (!there) return base::MakeStatus(base::Code::kNotFound, "parent", "could not be stored");
-      return absl::OkStatus();
+      if (!there.ok()) return there.status();
+      if (*there == 0) return base::MakeStatus(base::Code::kNotFound, "parent", "could not be stored");
+      (put->is_snapshot() ? progress_->snapshots_deduplicated : progress_->blocks_deduplicated) += *there;
+      return *there;
     }
     if (put->parent != nullptr && !put->parent->resolved) put->parent->waiting.push_back(put);
     cache_->AddPut(put);
@@ -433,13 +480,35 @@ absl::Status Writer::Launch(const std::shared_ptr<Put>& put, uint64_t boundary_d
     // Ends it like a failed put, which also counts the drop.
     cache_->FinishPut(put, status);
   }
-  return absl::OkStatus();
+  return 0;
 }
 
-// Locked. Overwriting a record that the index knows would take away what it promises.
-bool Writer::InIndex(const Put& put) const {
-  if (!put.is_snapshot()) return name_space_->trie.Find(put.identity.key).has_value();
-  return FindSnapshot(put.identity.key, put.identity.position, put.identity.tail).has_value();
+absl::Status Writer::LaunchSnapshot(const std::shared_ptr<Put>& put, uint64_t position) {
+  return Launch(put, position / name_space_->facts.block_tokens, WaitDeadline()).status();
+}
+
+// In the index or on its way.
+bool Writer::IsThere(const base::BlockDigest& block) const {
+  const storage::Key key{format::MakeRecordKey(format::RecordKind::kBlock, block)};
+  return name_space_->trie.Find(block).has_value() || cache_->FindPut(key) != nullptr;
+}
+
+// Overwriting a record that the index knows would take away what it promises.
+bool Writer::IsThere(const Put& snapshot) const {
+  return cache_->FindPut(snapshot.key) != nullptr ||
+         FindSnapshot(snapshot.identity.key, snapshot.identity.position, snapshot.identity.tail).has_value();
+}
+
+// How many of a put's first blocks are there. kBusy where a later one is and the first is not: it belongs to a put that
+// will fail, since its parent is gone, and so may the same blocks of this one.
+absl::StatusOr<uint64_t> Writer::BlocksThere(const Put& put) const {
+  if (put.is_snapshot()) return IsThere(put) ? 1 : 0;
+  uint64_t there = 0;
+  while (there < put.blocks() && IsThere(put.BlockKey(there))) ++there;
+  for (uint64_t i = 1; there == 0 && i < put.blocks(); ++i) {
+    if (IsThere(put.BlockKey(i))) return base::MakeStatus(base::Code::kBusy, "key", "a block is on its way already");
+  }
+  return there;
 }
 
 std::optional<trie::SnapshotRef> Writer::FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
@@ -493,7 +562,7 @@ void Writer::StoreSnapshot(uint64_t position) {
   }
   absl::StatusOr<std::shared_ptr<Put>> put = CaptureSnapshot(position, /*to_hold=*/false);
   absl::Status status = put.status();
-  if (put.ok()) status = Launch(*put, position / name_space_->facts.block_tokens);
+  if (put.ok()) status = LaunchSnapshot(*put, position);
   if (!status.ok()) Drop(RecordClass::kSnapshot, status);
 }
 
@@ -609,7 +678,7 @@ absl::Status Writer::Commit(bool durable, bool output_end, uint64_t timeout_ms, 
     if (computed_ > 0 && computed_ % multiple == 0) {
       StoreSnapshot(computed_);
     } else if (held_.put != nullptr) {
-      const absl::Status status = Launch(held_.put, held_.position / name_space_->facts.block_tokens);
+      const absl::Status status = LaunchSnapshot(held_.put, held_.position);
       if (!status.ok()) Drop(RecordClass::kSnapshot, status);
     }
     held_ = {};

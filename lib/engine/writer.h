@@ -7,6 +7,7 @@
 // Invariants:
 //   I1  Rows are copied before Advance returns; sources are read during Advance, Snapshot and Commit only.
 //   I2  A block is submitted only with its parent in the index or on its way; so no chain in the store has a gap.
+//       Blocks that are complete at one time go together, in runs.
 //   I3  What cannot be stored is dropped and counted in the progress; the sequence itself goes on.
 //   I4  What follows from a bounded replay is stored only where the caller accepts it: it is declared not exact, and a
 //       record does not say so.
@@ -81,20 +82,25 @@ class Writer {
   uint64_t AdmittedBlocks(uint64_t stored, uint64_t blocks);
   bool IsAdmitted(uint64_t position) const;
   uint32_t ExpiresAt() const;
-  absl::Status StoreBlock(uint64_t block);
+  uint64_t MostRunBlocks() const;
+  absl::StatusOr<uint64_t> StoreRun(uint64_t block, uint64_t count);
   void StoreSnapshot(uint64_t position);
   void DecodeSnapshot();
-  absl::StatusOr<std::shared_ptr<Put>> CaptureBlock(uint64_t block, uint64_t payload_bytes);
+  absl::StatusOr<std::shared_ptr<Put>> CaptureRun(uint64_t block, uint64_t count, Deadline deadline);
+  absl::StatusOr<format::RecordHead> RunHead(uint64_t block, uint64_t count);
   absl::StatusOr<std::shared_ptr<Put>> CaptureSnapshot(uint64_t position, bool to_hold);
   bool SnapshotKnown(uint64_t position);
-  bool InIndex(const Put& put) const;
+  bool IsThere(const base::BlockDigest& block) const;  // locked
+  bool IsThere(const Put& snapshot) const;             // locked
+  absl::StatusOr<uint64_t> BlocksThere(const Put& put) const;  // locked
   std::optional<trie::SnapshotRef> FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
                                                 const base::Digest128& tail) const;  // locked
   // Into `bytes` bytes of the staging memory from `offset` on.
   absl::Status Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging);
   absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished);
   void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
-  absl::Status Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth);
+  absl::StatusOr<uint64_t> Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth, Deadline deadline);
+  absl::Status LaunchSnapshot(const std::shared_ptr<Put>& put, uint64_t position);
   absl::Status CheckExact(uint64_t end) const;
   void Drop(RecordClass record_class, const absl::Status& status);
   int32_t PinnedDevice() const;

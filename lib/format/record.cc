@@ -23,7 +23,6 @@ constexpr uint32_t kSliceAbsent = 1;
 // 64 blocks of at most 768 tokens; a layout has at most 4096 streams; extra keys are bounded by the C ABI at 1 KiB
 // each.
 constexpr uint32_t kMaxTokens = 1u << 16;
-constexpr uint32_t kMaxExtraBytes = 1u << 24;
 constexpr uint32_t kMaxSlices = 1u << 13;
 
 static_assert(kIdentityBytes + 2 * sizeof(uint64_t) + kChecksumBytes == kMetaBytes);

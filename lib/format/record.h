@@ -99,6 +99,9 @@ struct RecordHead {
   uint64_t blocks() const { return 1 + more.size(); }
 };
 
+// Of the extra keys of one record.
+inline constexpr uint32_t kMaxExtraBytes = 1u << 24;
+
 // Bytes of a head with these counts; UINT64_MAX when that does not fit.
 uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks = 1);
 std::vector<std::byte> EncodeHead(const RecordHead& head);

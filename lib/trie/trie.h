@@ -76,6 +76,12 @@ struct RunPlace {
   friend bool operator==(const RunPlace&, const RunPlace&) = default;
 };
 
+// What a block of a run has of its record's bytes; the first one has what does not divide.
+constexpr uint64_t RunShare(uint64_t bytes, const RunPlace& run) {
+  const uint64_t share = bytes / run.blocks;
+  return run.index == 0 ? bytes - share * (run.blocks - 1) : share;
+}
+
 // A copy of what the trie knows of one block.
 struct BlockInfo {
   NodeRef node;

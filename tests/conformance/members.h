@@ -88,6 +88,7 @@ static const answer_member kAnswerMembers[] = {
     {"kvstrata_stats", "inexact_dropped", 568, 8, 1, 'u'},
     {"kvstrata_stats", "blocks_expired", 576, 8, 1, 'u'},
     {"kvstrata_stats", "blocks_not_admitted", 584, 8, 1, 'u'},
+    {"kvstrata_stats", "unfreed_bytes", 592, 8, 1, 'u'},
     {"kvstrata_verify_info", "struct_size", 0, 4, 1, 'u'},
     {"kvstrata_verify_info", "reserved0", 4, 4, 1, 'u'},
     {"kvstrata_verify_info", "records", 8, 8, 1, 'u'},

@@ -442,6 +442,7 @@ class kvstrata_stats(Structure):
         ("inexact_dropped", c_uint64),
         ("blocks_expired", c_uint64),
         ("blocks_not_admitted", c_uint64),
+        ("unfreed_bytes", c_uint64),
     ]
 
 

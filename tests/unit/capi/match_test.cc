@@ -58,6 +58,7 @@ TEST_CASE("a lease keeps what a lookup promised, whatever is evicted", "[capi]")
 
 TEST_CASE("without a lease an evicted prefix shortens the restore, never corrupts it", "[capi]") {
   World world;
+  world.KeepBlocksApart();
   world.Open();
   const Sequence stored = RandomSequence(1, 200);
   world.StoreSequence(stored);

@@ -84,6 +84,7 @@ TEST_CASE("the counters of a known run are known", "[capi]") {
 
 TEST_CASE("trim evicts down to the target, leaf first, and the books balance", "[capi]") {
   World world;
+  world.KeepBlocksApart();
   world.Open();
   const Sequence stored = RandomSequence(1, 320);  // 10 blocks
   world.StoreSequence(stored);
@@ -210,6 +211,7 @@ TEST_CASE("a record that is larger than the budget is dropped and counted", "[ca
 
 TEST_CASE("verify reads everything and reports progress, which can stop it", "[capi]") {
   World world;
+  world.KeepBlocksApart();
   world.Open();
   world.StoreSequence(RandomSequence(1, 320));
   auto info = Sized<kvstrata_verify_info>();

@@ -34,6 +34,8 @@ class World {
     options.storage = &table;
     options.capacity_bytes = 64 << 20;
   }
+  // A budget so small that each block is a record of its own: no run is larger than a sixteenth of it.
+  void KeepBlocksApart() { options.capacity_bytes = 128 << 10; }
   void OpenCache() {
     Error error;
     const kvstrata_status status = kvstrata_cache_open(&options, Out(cache), &error);

@@ -49,6 +49,7 @@ TEST_CASE("a writer begins where a shortened restore has ended, be that 0", "[ca
     for (const bool with_match : {false, true}) {
       CAPTURE(keep_some, with_match);
       World world;
+      world.KeepBlocksApart();
       world.Open();
       const Sequence stored = RandomSequence(1, 200);
       Shortened from(world, stored, keep_some);
@@ -84,6 +85,7 @@ TEST_CASE("a writer begins where a shortened restore has ended, be that 0", "[ca
 
 TEST_CASE("a plan that a writer cannot begin from is refused, and says why", "[capi]") {
   World world;
+  world.KeepBlocksApart();
   world.Open();
   const Sequence stored = RandomSequence(1, 200);
   Shortened from(world, stored, true);

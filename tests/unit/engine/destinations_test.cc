@@ -187,7 +187,7 @@ TEST_CASE("an older snapshot serves where the destinations cover it, and is pass
 }
 
 TEST_CASE("a state without a destination is no way to restart when a replay is cut short") {
-  Store store(HybridLayout(), 1 << 20, plan::SnapshotPolicy::Zero());
+  Store store(HybridLayout(), kNoRuns, plan::SnapshotPolicy::Zero());
   store.Open();
   const Tokens tokens = MakeTokens(41, 1);
   StoreWithSnapshots(store, tokens, {16});

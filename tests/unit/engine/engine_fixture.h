@@ -96,7 +96,7 @@ struct Restored {
 };
 
 struct StoreOptions {
-  uint64_t chunk = 5;  // tokens computed a step
+  uint64_t chunk = 4;  // tokens computed a step: no two blocks are complete at one time
   WriterOptions writer;
   bool at_wanted_positions = true;  // asks for snapshot positions and cuts its chunks there
   bool output_end = false;
@@ -186,6 +186,9 @@ void StoreWithSnapshots(Store& store, const Tokens& tokens, const std::vector<ui
 uint64_t BlocksOf(Store& store, const Tokens& tokens);
 
 core::engine::Prompt PromptOf(const Tokens& tokens);
+
+// A budget for tests with a record for each block: a run is at most a sixteenth of it.
+inline constexpr uint64_t kNoRuns = 16'000;
 
 // What one block of RowsLayout takes in the storage: head 136 + 4 * 4 tokens + 2 * 24 slices, 48 bytes of rows, meta
 // 128, and the memory store's 256.

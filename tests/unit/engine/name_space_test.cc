@@ -100,7 +100,7 @@ TEST_CASE("a namespace that fills the store can be dropped") {
 }
 
 TEST_CASE("puts that were on their way when their namespace was dropped leave no trace") {
-  Store store(HybridLayout());
+  Store store(HybridLayout(), kNoRuns);
   store.Open();
   const Tokens tokens = MakeTokens(48, 1);
   const uint64_t used = store.memory().UsedBytes();

@@ -148,7 +148,7 @@ TEST_CASE("epochs grow and no sequence number is used twice") {
 }
 
 TEST_CASE("blocks without their parent, and snapshots without their block, are removed") {
-  Store store(HybridLayout());
+  Store store(HybridLayout(), kNoRuns);
   store.Open();
   const Tokens tokens = MakeTokens(61, 1);
   const auto writer = store.Begin();
@@ -593,7 +593,7 @@ TEST_CASE("a close over a stuck storage returns, and what comes later harms nobo
     auto writer = store.Begin();
     REQUIRE(store.Step(*writer, other, 0, 45).ok());
     REQUIRE(writer->Snapshot().ok());
-    Await([&] { return store.faults().withheld() >= 7; });
+    Await([&] { return store.faults().withheld() >= 3; });
     engine::CloseInfo info;
     const absl::Status status = store.cache().Close(std::chrono::milliseconds(30), &info);
     CHECK(base::CodeOf(status) == Code::kTimeout);

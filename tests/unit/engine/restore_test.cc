@@ -452,7 +452,7 @@ TEST_CASE("a storage that fails every read gives a miss, and keeps its records")
 
 TEST_CASE("reads that never come: a shorter result in time, all their memory counted as stuck until they do") {
   for (const bool early : {false, true}) {
-    Store store(HybridLayout());
+    Store store(HybridLayout(), kNoRuns);
     store.options.io_timeout_ms = 60;
     store.Open();
     const Tokens tokens = MakeTokens(81, 5);

@@ -59,7 +59,7 @@ TEST_CASE("two writers of one prompt, in turns, store each block once") {
 }
 
 TEST_CASE("puts that are on their way count as there, and the chain waits for its parents") {
-  Store store(HybridLayout());
+  Store store(HybridLayout(), kNoRuns);
   store.Open();
   store.faults().Stick();
   const Tokens tokens = MakeTokens(48, 1);
@@ -85,7 +85,7 @@ TEST_CASE("a put that fails takes the chain behind it along, and the next block 
   for (const StorageCall call : {StorageCall::kPut, StorageCall::kSubmit}) {
     for (uint64_t nth = 1; nth <= 6; ++nth) {
       CAPTURE(static_cast<int>(call), nth);
-      Store store(HybridLayout());
+      Store store(HybridLayout(), kNoRuns);
       store.Open();
       const Tokens tokens = MakeTokens(56, 1);
       store.faults().Stick();  // so that all are on their way when one fails

@@ -609,6 +609,7 @@ pub struct kvstrata_stats {
     pub inexact_dropped: u64,
     pub blocks_expired: u64,
     pub blocks_not_admitted: u64,
+    pub unfreed_bytes: u64,
 }
 impl Default for kvstrata_stats {
     fn default() -> Self {

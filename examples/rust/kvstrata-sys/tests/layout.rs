@@ -234,7 +234,7 @@ fn kvstrata_close_info_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_stats_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_stats>(), 592);
+    assert_eq!(size_of::<kvstrata_stats>(), 600);
     assert_eq!(offset_of!(kvstrata_stats, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_stats, reserved0), 4);
     assert_eq!(offset_of!(kvstrata_stats, lookups), 8);
@@ -295,6 +295,7 @@ fn kvstrata_stats_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_stats, inexact_dropped), 568);
     assert_eq!(offset_of!(kvstrata_stats, blocks_expired), 576);
     assert_eq!(offset_of!(kvstrata_stats, blocks_not_admitted), 584);
+    assert_eq!(offset_of!(kvstrata_stats, unfreed_bytes), 592);
 }
 
 #[test]
