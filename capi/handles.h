@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "kvstrata/c_api.h"
@@ -25,9 +26,10 @@ inline absl::Status CheckProcess(const engine::Cache& cache) {
   return cache.InOwnerProcess() ? absl::OkStatus() : cache.CheckUsable();
 }
 
-// kvstrata_tokens to a Prompt; kvstrata_buffer to a BufferDesc. Both copy all they point to.
+// kvstrata_tokens to a Prompt; kvstrata_buffer to a BufferDesc. Both copy all they point to. A TokenInput's ids are the
+// caller's still: a copy that is copied again cost as much as half a lookup that misses.
 struct TokenInput {
-  std::vector<int32_t> ids;
+  std::span<const int32_t> ids;
   std::vector<engine::ExtraKey> keys;
 };
 absl::StatusOr<TokenInput> ReadTokens(const kvstrata_tokens* tokens, const char* field);

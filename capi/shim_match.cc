@@ -25,7 +25,7 @@ absl::StatusOr<TokenInput> ReadTokens(const kvstrata_tokens* given, const char* 
   if (tokens->count > engine::kMaxTokens) {
     return base::InvalidArgument(std::string(field) + ".count", std::to_string(tokens->count) + " > 2^31");
   }
-  out.ids.assign(tokens->ids, tokens->ids + tokens->count);
+  out.ids = {tokens->ids, tokens->count};
   const std::string keys_field = std::string(field) + ".extra_keys";
   const absl::StatusOr<std::vector<kvstrata_extra_key>> keys = ReadArray<kvstrata_extra_key>(
       tokens->extra_keys, tokens->extra_key_count, tokens->extra_key_stride, engine::kMaxTokens, keys_field);
