@@ -18,4 +18,6 @@ if(KVSTRATA_BUILD_TESTS)
 endif()
 if(KVSTRATA_BUILD_BENCHMARKS)
   find_package(benchmark REQUIRED CONFIG)
+  # Runs callgrind (benchmarks/call_cost).
+  find_package(Python3 3.9 REQUIRED COMPONENTS Interpreter)
 endif()

@@ -17,7 +17,7 @@ packages_of() {
       echo "python3 python3-pip python3-setuptools python3-wheel python3-xxhash"
       ;;
     package) echo "dpkg-dev" ;;
-    bench) echo "libbenchmark-dev librocksdb-dev liblmdb-dev" ;;
+    bench) echo "libbenchmark-dev librocksdb-dev liblmdb-dev valgrind python3" ;;
     *) echo "install-packages.sh: no such purpose: $1 (build, test, bench, package)" >&2; return 2 ;;
   esac
 }
