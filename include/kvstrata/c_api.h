@@ -199,6 +199,8 @@ typedef struct kvstrata_layout_desc {
   uint64_t stream_stride;         /* bytes; 0 = the first one's struct_size                                         */
 } kvstrata_layout_desc;
 
+/* From streams of one's own. The description is copied; *out is the caller's.
+ * KVSTRATA_E_INVALID_ARGUMENT names the member that cannot be. Any thread, as all functions of this section. */
 KVSTRATA_API kvstrata_status kvstrata_layout_create(const kvstrata_layout_desc* desc, kvstrata_layout** out,
                                                     kvstrata_error* error);
 
@@ -236,6 +238,7 @@ KVSTRATA_API kvstrata_status kvstrata_layout_mla(uint32_t layers, uint32_t row_b
 /* An engine that only hands out its whole state as bytes, of any size at each snapshot. */
 KVSTRATA_API kvstrata_status kvstrata_layout_opaque(uint32_t block_tokens, kvstrata_layout** out,
                                                     kvstrata_error* error);
+/* Namespaces made with it keep what they need. Nobody may be inside a call with it. */
 KVSTRATA_API void kvstrata_layout_destroy(kvstrata_layout* layout);
 
 typedef struct kvstrata_layout_info {
@@ -251,8 +254,10 @@ typedef struct kvstrata_layout_info {
   uint8_t digest[16];            /* of the canonical text, as a chain's root (FORMAT.md), high byte first         */
 } kvstrata_layout_info;
 
+/* Cannot fail but for an argument, as the other questions to a layout. */
 KVSTRATA_API kvstrata_status kvstrata_layout_get_info(const kvstrata_layout* layout, kvstrata_layout_info* out,
                                                       kvstrata_error* error);
+/* Stream `index`, from 0 to stream_count-1: the index that buffers use. */
 KVSTRATA_API kvstrata_status kvstrata_layout_get_stream(const kvstrata_layout* layout, uint32_t index,
                                                         kvstrata_stream* out, kvstrata_error* error);
 /* Bytes of all state streams at `position` (draft layers left out); variable-size streams count 0. */
@@ -516,7 +521,9 @@ typedef struct kvstrata_close_info {
  * may be NULL. */
 KVSTRATA_API kvstrata_status kvstrata_cache_close(kvstrata_cache* cache, uint64_t timeout_ms, kvstrata_close_info* out,
                                                   kvstrata_error* error);
-/* Closes (if still open, or if it could not be closed in time) and releases. */
+/* Closes (if still open, waiting as kvstrata_cache_close does; or, without waiting, if it could not be closed in time)
+ * and releases. Nobody may be inside a call with this handle; other handles made from the cache stay valid, and answer
+ * as after a close. */
 KVSTRATA_API void kvstrata_cache_destroy(kvstrata_cache* cache);
 
 /* One set of counters since open, and gauges of now. Counters never decrease; gauges say so. */
@@ -554,6 +561,7 @@ typedef struct kvstrata_stats {
   uint64_t unfreed_bytes; /* gauge, of held_row_bytes: of evicted blocks that share a record with blocks before them */
 } kvstrata_stats;
 
+/* No I/O. Gauges of staging memory are read after the others: no sum over both need be exact. */
 KVSTRATA_API kvstrata_status kvstrata_cache_stats(kvstrata_cache* cache, kvstrata_stats* out, kvstrata_error* error);
 
 enum {
@@ -575,7 +583,7 @@ typedef struct kvstrata_event {
 } kvstrata_event;
 
 /* The events from `from_sequence` on that the ring (the last 4096) still holds. *out_next is the sequence to ask for
- * next. `events` may be NULL with capacity 0. */
+ * next. `events` may be NULL with capacity 0. Never blocks on I/O, and waits for no event. */
 KVSTRATA_API kvstrata_status kvstrata_cache_events(kvstrata_cache* cache, uint64_t from_sequence,
                                                    kvstrata_event* events, uint64_t capacity, uint64_t stride,
                                                    uint64_t* out_count, uint64_t* out_next, kvstrata_error* error);
@@ -590,7 +598,8 @@ typedef struct kvstrata_verify_info {
   uint64_t corrupt, removed, unreadable; /* corrupt ones are removed, with what hangs on them, unless read-only      */
 } kvstrata_verify_info;
 
-/* Reads every record and checks identity and checksums. `progress` may be NULL. */
+/* Reads every record and checks identity and checksums. `progress` may be NULL; it is called from this thread.
+ * Blocks for as long as the reading takes; other threads' calls go on beside it. */
 KVSTRATA_API kvstrata_status kvstrata_cache_verify(kvstrata_cache* cache, kvstrata_progress_fn progress, void* user,
                                                    kvstrata_verify_info* out, kvstrata_error* error);
 /* Evicts, coldest leaf first, until at most target_bytes are held or only leased records are left. */
@@ -600,7 +609,8 @@ KVSTRATA_API kvstrata_status kvstrata_cache_trim(kvstrata_cache* cache, uint64_t
  * failed this and durable commits fail until the cache is opened again: what is stored later may hang on what was lost.
  */
 KVSTRATA_API kvstrata_status kvstrata_cache_sync(kvstrata_cache* cache, kvstrata_error* error);
-/* Removes the stored namespaces that no open handle uses, with all their records. */
+/* Removes the stored namespaces that no open handle uses, with all their records. Blocks for as long as that takes;
+ * *out_bytes (may be NULL) is what they held. */
 KVSTRATA_API kvstrata_status kvstrata_cache_purge_foreign(kvstrata_cache* cache, uint64_t* out_bytes,
                                                           kvstrata_error* error);
 
@@ -642,9 +652,13 @@ typedef struct kvstrata_namespace_options {
   uint32_t snapshot_every_tokens;        /* EVERY_N                                                                 */
 } kvstrata_namespace_options;
 
-/* The namespace must be chosen by the host program, never by a request: it is the wall between tenants. */
+/* The namespace of this identity and layout, made if the store has none (in a read-only cache: empty, and for this
+ * process alone). Blocks on storage when it is made. Layout and fields are copied and may go at once. Opening the same
+ * one again gives another handle on it. The namespace must be chosen by the host program, never by a request: it is the
+ * wall between tenants. */
 KVSTRATA_API kvstrata_status kvstrata_namespace_open(kvstrata_cache* cache, const kvstrata_namespace_options* options,
                                                      kvstrata_namespace** out, kvstrata_error* error);
+/* What is stored stays. Matches, plans and writers made from it stay valid. */
 KVSTRATA_API void kvstrata_namespace_destroy(kvstrata_namespace* name_space);
 
 typedef struct kvstrata_namespace_info {
@@ -656,6 +670,7 @@ typedef struct kvstrata_namespace_info {
   char nearest_difference[240]; /* to the nearest other stored namespace: "block_tokens: stored 128, given 256"      */
 } kvstrata_namespace_info;
 
+/* Of now. No I/O. */
 KVSTRATA_API kvstrata_status kvstrata_namespace_get_info(kvstrata_namespace* name_space, kvstrata_namespace_info* out,
                                                          kvstrata_error* error);
 /* Forgets everything stored under this namespace. Durable before it returns (where the storage can); no read that
@@ -761,6 +776,7 @@ KVSTRATA_API kvstrata_status kvstrata_lookup(kvstrata_namespace* name_space, con
                                              kvstrata_error* error);
 /* Ends the lease, or leaves it to the plans made from the match: it is over when all of them have been destroyed. */
 KVSTRATA_API void kvstrata_match_destroy(kvstrata_match* match);
+/* What was found, after the last kvstrata_match_limit or _agree. Still answers when the lease has ended. */
 KVSTRATA_API kvstrata_status kvstrata_match_get_info(const kvstrata_match* match, kvstrata_match_info* out,
                                                      kvstrata_error* error);
 /* Prolongs the lease to lease_ms from now (0 = default). KVSTRATA_E_INVALID_STATE if it has already ended. */
@@ -840,6 +856,7 @@ typedef struct kvstrata_plan_segment {
   uint64_t bytes;     /* for OPAQUE state: the size that the destination must have                                   */
 } kvstrata_plan_segment;
 
+/* Known from kvstrata_plan_create on, and the same until the plan is destroyed; 0 for NULL and for a miss. */
 KVSTRATA_API uint64_t kvstrata_plan_segment_count(const kvstrata_plan* plan);
 KVSTRATA_API kvstrata_status kvstrata_plan_get_segment(const kvstrata_plan* plan, uint64_t index,
                                                        kvstrata_plan_segment* out, kvstrata_error* error);
@@ -848,19 +865,22 @@ KVSTRATA_API kvstrata_status kvstrata_plan_get_segment(const kvstrata_plan* plan
  * memory is the plan's own; page id arrays and columns are copied. Nothing outside the given ranges is ever written. */
 KVSTRATA_API kvstrata_status kvstrata_plan_start(kvstrata_plan* plan, const kvstrata_buffer* destinations,
                                                  uint64_t count, uint64_t stride, kvstrata_error* error);
-/* Never blocks. */
+/* How it stands; KVSTRATA_OK in any state, failed and cancelled ones too: the result's `state` and `status` tell. Never
+ * blocks. Any thread. */
 KVSTRATA_API kvstrata_status kvstrata_plan_poll(const kvstrata_plan* plan, kvstrata_plan_result* out,
                                                 kvstrata_error* error);
 /* Waits until the leading `layers` layers are ready or the plan has ended; KVSTRATA_E_TIMEOUT after timeout_ms leaves
  * the plan running. UINT64_MAX waits without limit of its own (io_timeout_ms bounds it). `out` may be NULL. */
 KVSTRATA_API kvstrata_status kvstrata_plan_wait_layers(kvstrata_plan* plan, uint64_t layers, uint64_t timeout_ms,
                                                        kvstrata_plan_result* out, kvstrata_error* error);
-/* Waits for the end and quiescence. */
+/* Waits for the end and quiescence, as the function above with its timeout. KVSTRATA_OK says that the plan has ended,
+ * not how: look at the result. KVSTRATA_E_INVALID_STATE before it was started or cancelled. Any thread. */
 KVSTRATA_API kvstrata_status kvstrata_plan_wait(kvstrata_plan* plan, uint64_t timeout_ms, kvstrata_plan_result* out,
                                                 kvstrata_error* error);
-/* When it has returned, the destinations are never touched again, even if reads are still stuck. */
+/* In any state, and more than once; one that has ended stays as it ended. When it has returned, the destinations are
+ * never touched again, even if reads are still stuck. Any thread. */
 KVSTRATA_API void kvstrata_plan_cancel(kvstrata_plan* plan);
-/* Cancels a running plan, and does not wait for reads that are stuck. */
+/* Cancels a running plan, and does not wait for reads that are stuck. Nobody may be inside a call with it. */
 KVSTRATA_API void kvstrata_plan_destroy(kvstrata_plan* plan);
 
 /* ------------------------------------------------------------------------------------------------------------------
