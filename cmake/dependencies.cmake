@@ -1,7 +1,11 @@
 # Third-party packages, all from the system: nothing is downloaded at configure time.
 # cmake/install-packages.sh names the Debian packages that hold them.
 find_package(Threads REQUIRED)
-find_package(absl REQUIRED CONFIG)
+if(KVSTRATA_BUNDLED_ABSEIL)
+  include(cmake/bundled-abseil.cmake)
+else()
+  find_package(absl REQUIRED CONFIG)
+endif()
 find_package(zstd REQUIRED CONFIG)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)

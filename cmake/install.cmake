@@ -18,17 +18,22 @@ foreach(kind IN ITEMS shared static)
   install(EXPORT kvstrata-${kind}-targets NAMESPACE kvstrata:: DESTINATION ${package_folder} COMPONENT development)
 endforeach()
 
-configure_package_config_file(cmake/kvstrata-config.cmake.in ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
-  INSTALL_DESTINATION ${package_folder} NO_SET_AND_CHECK_MACRO)
 # Before 1.0 a minor release may change the API.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/kvstrata-config-version.cmake
   COMPATIBILITY SameMinorVersion)
 
 # What a static link needs besides libkvstrata.a, told by the dependencies' own pkg-config files.
-get_property(libraries GLOBAL PROPERTY KVSTRATA_LIBRARIES)
-list(FILTER libraries INCLUDE REGEX "^absl::")
-list(TRANSFORM libraries REPLACE "^absl::" "absl_")
-list(REMOVE_DUPLICATES libraries)
+set(kvstrata_STATIC_PACKAGES Threads zstd)
+set(libraries "")
+if(NOT KVSTRATA_BUNDLED_ABSEIL)
+  list(PREPEND kvstrata_STATIC_PACKAGES absl)
+  get_property(libraries GLOBAL PROPERTY KVSTRATA_LIBRARIES)
+  list(FILTER libraries INCLUDE REGEX "^absl::")
+  list(TRANSFORM libraries REPLACE "^absl::" "absl_")
+  list(REMOVE_DUPLICATES libraries)
+endif()
+configure_package_config_file(cmake/kvstrata-config.cmake.in ${PROJECT_BINARY_DIR}/package/kvstrata-config.cmake
+  INSTALL_DESTINATION ${package_folder} NO_SET_AND_CHECK_MACRO)
 pkg_check_modules(_private QUIET ${libraries} libzstd)
 if(NOT _private_FOUND)
   message(STATUS "kvstrata.pc: no pkg-config files of Abseil found; 'pkg-config --static kvstrata' will not name it")

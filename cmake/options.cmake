@@ -5,10 +5,11 @@ option(KVSTRATA_BUILD_BENCHMARKS "Build the benchmarks" OFF)
 option(KVSTRATA_INSTALL "Generate the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(KVSTRATA_WERROR "Treat warnings as errors" OFF)
 set(KVSTRATA_SANITIZE "" CACHE STRING "Sanitizers for everything built here, e.g. address,undefined or thread")
+set(KVSTRATA_BUNDLED_ABSEIL "" CACHE PATH "Abseil's source, to be compiled into the libraries; empty: the system's")
 
 # A misspelt switch would be ignored in silence and the wrong thing built: refuse it.
 set(KVSTRATA_OPTIONS KVSTRATA_BUILD_TESTS KVSTRATA_BUILD_EXAMPLES KVSTRATA_BUILD_BENCHMARKS KVSTRATA_INSTALL
-  KVSTRATA_WERROR KVSTRATA_SANITIZE)
+  KVSTRATA_WERROR KVSTRATA_SANITIZE KVSTRATA_BUNDLED_ABSEIL)
 get_cmake_property(_cache_names CACHE_VARIABLES)
 list(FILTER _cache_names INCLUDE REGEX "^KVSTRATA_")
 foreach(_name IN LISTS _cache_names)
