@@ -23,6 +23,7 @@ int32_t ReadStruct(const T* in, T& out) {
   uint32_t given = 0;
   std::memcpy(&given, in, sizeof given);
   if (given < sizeof given || given > kStructSizeMax) return kInvalidArgument;
+  if (given < sizeof(T) && given % alignof(T) != 0) return kInvalidArgument;  // half a pointer is none
   out = T{};
   std::memcpy(&out, in, std::min<size_t>(given, sizeof(T)));
   const unsigned char* bytes = reinterpret_cast<const unsigned char*>(in);

@@ -163,6 +163,8 @@ TEST_CASE("size first: NULL, too short for a size, longer with a zero tail, long
     T shorter = args;
     shorter.struct_size = sizeof(uint32_t) - 1;
     CHECK(function(&shorter, nullptr) == KVSTRATA_KERNELS_INVALID_ARGUMENT);
+    shorter.struct_size = sizeof(T) - 1;  // cut within a member
+    CHECK(function(&shorter, nullptr) == KVSTRATA_KERNELS_INVALID_ARGUMENT);
     shorter.struct_size = 0;
     CHECK(function(&shorter, nullptr) == KVSTRATA_KERNELS_INVALID_ARGUMENT);
     shorter.struct_size = 5000;  // a stray value: nothing behind the struct may be read for it
