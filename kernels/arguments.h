@@ -45,7 +45,7 @@ int32_t Prepare(const kvstrata_move_args* in, kvstrata_move_args& out);
 int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out, Checks checks = Checks::kAll);
 
 // floor((t+1)/ratio): how many entries the query at position t sees.
-inline uint64_t VisibleEntries(uint64_t position, uint32_t ratio) { return (position + 1) / ratio; }
+constexpr uint64_t VisibleEntries(uint64_t position, uint32_t ratio) { return (position + 1) / ratio; }
 
 // Channels a token brings to a compressor: both halves with overlap.
 inline uint64_t PoolChannels(const kvstrata_pool_args& a) {

@@ -3,7 +3,7 @@
 // themselves and a move's `segments`, which are read before the call returns.
 //
 // What lies in device memory cannot be looked at before the work is queued: a page id that is negative or not below
-// page_limit skips its row, where the other levels refuse the call.
+// page_limit skips its row, and a pick that is no visible entry its place, where the other levels refuse the call.
 //
 // Thread rule: any host thread; work is queued on the stream and not waited for.
 #pragma once
@@ -32,6 +32,14 @@ int32_t CompressWorkspaceBytes(const kvstrata_compress_args* args, uint64_t* out
 int32_t WindowAppend(const kvstrata_window_args* args, void* stream);
 int32_t WindowImport(const kvstrata_window_args* args, void* stream);
 int32_t WindowExport(const kvstrata_window_args* args, void* stream);
+int32_t IndexScores(const kvstrata_index_scores_args* args, void* stream);
+int32_t IndexScoresWorkspaceBytes(const kvstrata_index_scores_args* args, uint64_t* out_bytes);
+int32_t TopK(const kvstrata_topk_args* args, void* stream);
+int32_t TopKWorkspaceBytes(const kvstrata_topk_args* args, uint64_t* out_bytes);
+int32_t Attention(const kvstrata_attention_args* args, void* stream);
+int32_t AttentionWorkspaceBytes(const kvstrata_attention_args* args, uint64_t* out_bytes);
+int32_t Project(const kvstrata_project_args* args, void* stream);
+int32_t ProjectWorkspaceBytes(const kvstrata_project_args* args, uint64_t* out_bytes);
 int32_t GatherRows(const kvstrata_move_args* args, void* stream);
 int32_t ScatterRows(const kvstrata_move_args* args, void* stream);
 

@@ -32,8 +32,11 @@
 
 #if defined(__CUDACC__)
 #define KVSTRATA_DEVICE __device__ __forceinline__
+// Before a loop over numbers that are to stay in registers, which have no addresses.
+#define KVSTRATA_UNROLL _Pragma("unroll")
 #else
 #define KVSTRATA_DEVICE inline
+#define KVSTRATA_UNROLL
 #endif
 
 namespace kvstrata::kernels::cuda {
@@ -59,6 +62,21 @@ struct alignas(16) Word16 {
   uint32_t parts[4];
 };
 
+// Fragments: what a lane has of the matrices of MultiplyAdd. With g = lane / 4 and p = lane % 4, in pairs of bf16
+// numbers, the lower index in the low half:
+//   A  pairs 0 to 3: rows g, g + 8, g, g + 8; columns 2p, 2p + 1 of the first two, 2p + 8, 2p + 9 of the others
+//   B  pairs 0, 1: rows 2p, 2p + 1 and 2p + 8, 2p + 9 of column g
+//   C  values 0 to 3: row g, columns 2p and 2p + 1; row g + 8, the same columns
+struct FragmentA {
+  uint32_t pairs[4];
+};
+struct FragmentB {
+  uint32_t pairs[2];
+};
+struct FragmentC {
+  float values[4];
+};
+
 #if defined(__CUDACC__)
 
 class Thread {
@@ -79,6 +97,16 @@ class Thread {
   __device__ T ExchangeXor(T value, uint32_t mask) const {
     return __shfl_xor_sync(0xFFFFFFFFu, value, static_cast<int>(mask));
   }
+  // Adds to a number in shared memory that other threads add to as well; returns what was there before.
+  __device__ uint32_t AddShared(uint32_t* number, uint32_t amount) const { return atomicAdd(number, amount); }
+  // c += a * b, on the tensor cores: a 16 x 16, b 16 x 8 in bf16, c 16 x 8 in fp32, dealt out over the lanes as the
+  // instruction has it (Fragments below).
+  __device__ void MultiplyAdd(const FragmentA& a, const FragmentB& b, FragmentC* c) const {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(c->values[0]), "+f"(c->values[1]), "+f"(c->values[2]), "+f"(c->values[3])
+        : "r"(a.pairs[0]), "r"(a.pairs[1]), "r"(a.pairs[2]), "r"(a.pairs[3]), "r"(b.pairs[0]), "r"(b.pairs[1]));
+  }
   // The block's shared memory, aligned to 16; its contents are undefined at first.
   __device__ void* shared() const {
     extern __shared__ Word16 memory[];
@@ -86,8 +114,9 @@ class Thread {
   }
 };
 
+// 1: the fewest blocks that a multiprocessor is to hold. Where it is not told, ptxas spills registers to hold more.
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads) RunKernel(const Kernel kernel) {
+__global__ void __launch_bounds__(Kernel::kThreads, 1) RunKernel(const Kernel kernel) {
   Thread thread;
   kernel(thread);
 }
@@ -107,8 +136,12 @@ int32_t Launch(const Kernel& kernel, const Grid& grid, void* stream) {
 class GridMachine {
  public:
   virtual void Sync(uint32_t thread) = 0;
-  // Gives `bits` to the warp, and returns what lane `from` has given in the same exchange.
-  virtual uint64_t Exchange(uint32_t thread, uint64_t bits, uint32_t from) = 0;
+  struct Words {
+    uint64_t words[3];
+  };
+  // Gives `mine` to the warp, and returns what all its lanes have given in the same exchange: valid until the thread's
+  // next one.
+  virtual const Words* Exchange(uint32_t thread, const Words& mine) = 0;
   virtual void* shared() = 0;
 
  protected:
@@ -129,22 +162,53 @@ class Thread {
   uint64_t step() const { return uint64_t{blocks_} * threads_; }
 
   void Sync() const { machine_.Sync(thread_); }
-  void SyncWarp() const { machine_.Exchange(thread_, 0, 0); }
+  void SyncWarp() const { machine_.Exchange(thread_, {}); }
   template <typename T>
   T ExchangeXor(T value, uint32_t mask) const {
     static_assert(sizeof(T) == 4 || sizeof(T) == 8);
-    uint64_t bits = 0;
-    std::memcpy(&bits, &value, sizeof value);
-    bits = machine_.Exchange(thread_, bits, lane() ^ mask);
-    std::memcpy(&value, &bits, sizeof value);
+    GridMachine::Words words{};
+    std::memcpy(words.words, &value, sizeof value);
+    std::memcpy(&value, machine_.Exchange(thread_, words)[lane() ^ mask].words, sizeof value);
     return value;
   }
+  uint32_t AddShared(uint32_t* number, uint32_t amount) const {
+    const uint32_t before = *number;
+    *number += amount;
+    return before;
+  }
+  void MultiplyAdd(const FragmentA& a, const FragmentB& b, FragmentC* c) const;
   void* shared() const { return machine_.shared(); }
 
  private:
   GridMachine& machine_;
   const uint32_t thread_, threads_, block_, blocks_;
 };
+
+// The products are exact in fp32, as both have 8 bits of mantissa; the sums go in order of the columns of A.
+inline void Thread::MultiplyAdd(const FragmentA& a, const FragmentB& b, FragmentC* c) const {
+  GridMachine::Words mine{};
+  std::memcpy(mine.words, a.pairs, sizeof a.pairs);
+  std::memcpy(&mine.words[2], b.pairs, sizeof b.pairs);
+  const GridMachine::Words* all = machine_.Exchange(thread_, mine);
+  const auto number = [&](uint32_t from, uint32_t pair, uint32_t half) {
+    uint32_t bits;
+    std::memcpy(&bits, reinterpret_cast<const unsigned char*>(all[from].words) + 4 * pair, sizeof bits);
+    bits = half != 0 ? bits & 0xFFFF0000u : bits << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+  };
+  for (uint32_t i = 0; i < 4; ++i) {
+    const uint32_t row_group = lane() / 4;
+    const uint32_t column = lane() % 4 * 2 + i % 2;
+    for (uint32_t k = 0; k < 16; ++k) {
+      const uint32_t in_half = k % 8;
+      const float x = number(row_group * 4 + in_half / 2, i / 2 + k / 8 * 2, in_half % 2);
+      const float y = number(column * 4 + in_half / 2, 4 + k / 8, in_half % 2);
+      c->values[i] += x * y;
+    }
+  }
+}
 
 // Runs the blocks of a grid on the model, one after the other, before it returns. Defined by the test's program.
 void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),

@@ -39,6 +39,14 @@ kvstrata_kernels MakeTable() {
   table.window_append = WindowAppend;
   table.window_import = WindowImport;
   table.window_export = WindowExport;
+  table.index_scores = IndexScores;
+  table.index_scores_workspace_bytes = IndexScoresWorkspaceBytes;
+  table.topk = TopK;
+  table.topk_workspace_bytes = TopKWorkspaceBytes;
+  table.attention = Attention;
+  table.attention_workspace_bytes = AttentionWorkspaceBytes;
+  table.project = Project;
+  table.project_workspace_bytes = ProjectWorkspaceBytes;
   table.gather_rows = GatherRows;
   table.scatter_rows = ScatterRows;
   return table;

@@ -29,6 +29,10 @@ TEST_CASE("cuda: pooling") { FuzzCuda("pool", FuzzPool, 40); }
 TEST_CASE("cuda: emit_entries") { FuzzCuda("emit_entries", FuzzEmitEntries, 60); }
 TEST_CASE("cuda: compress") { FuzzCuda("compress", FuzzCompress, 40); }
 TEST_CASE("cuda: windows") { FuzzCuda("window", FuzzWindow, 60); }
+TEST_CASE("cuda: index_scores") { FuzzCuda("index_scores", FuzzIndexScores, 40); }
+TEST_CASE("cuda: topk") { FuzzCuda("topk", FuzzTopK, 60); }
+TEST_CASE("cuda: attention") { FuzzCuda("attention", FuzzAttention, 30); }
+TEST_CASE("cuda: project") { FuzzCuda("project", FuzzProject, 40); }
 TEST_CASE("cuda: pages") { FuzzCuda("move", FuzzMove, 60); }
 
 }  // namespace kvstrata::kernels::test

@@ -83,8 +83,8 @@ class Block final : public GridMachine {
     body_ = body;
     kernel_ = kernel;
     states_.assign(fibres_.size(), State::kRunnable);
-    given_.assign(fibres_.size(), 0);
-    asked_.assign(fibres_.size(), 0);
+    given_.assign(fibres_.size(), Words{});
+    got_.assign(fibres_.size(), Words{});
     // Exactly as long as asked, so that what lies behind it is not the kernel's.
     shared_ = std::make_unique<kernels::cuda::Word16[]>((grid.shared_bytes + sizeof(kernels::cuda::Word16) - 1) /
                                                         sizeof(kernels::cuda::Word16));
@@ -109,11 +109,10 @@ class Block final : public GridMachine {
 
   void Sync(uint32_t thread) override { Wait(thread, State::kAtBarrier); }
 
-  uint64_t Exchange(uint32_t thread, uint64_t bits, uint32_t from) override {
-    given_[thread] = bits;
-    asked_[thread] = thread / kWarp * kWarp + from % kWarp;
+  const Words* Exchange(uint32_t thread, const Words& mine) override {
+    given_[thread] = mine;
     Wait(thread, State::kAtExchange);
-    return given_[thread];
+    return &got_[thread / kWarp * kWarp];
   }
 
   void* shared() override { return shared_.get(); }
@@ -177,10 +176,9 @@ class Block final : public GridMachine {
       bool all = true;
       for (uint32_t t = first; t < first + kWarp; ++t) all = all && states_[t] == State::kAtExchange;
       if (!all) continue;
-      std::vector<uint64_t> got;
-      for (uint32_t t = first; t < first + kWarp; ++t) got.push_back(given_[asked_[t]]);
+      // Nobody reads the last exchange any more: all lanes are here.
       for (uint32_t t = first; t < first + kWarp; ++t) {
-        given_[t] = got[t - first];
+        got_[t] = given_[t];
         Release(t);
       }
       met = true;
@@ -199,8 +197,7 @@ class Block final : public GridMachine {
   Fibre scheduler_;
   std::vector<std::unique_ptr<Stack>>& stacks_;
   std::vector<State> states_;
-  std::vector<uint64_t> given_;
-  std::vector<uint32_t> asked_;
+  std::vector<Words> given_, got_;
   std::vector<uint32_t> runnable_;
   uint32_t running_ = 0;
   std::unique_ptr<kernels::cuda::Word16[]> shared_;
