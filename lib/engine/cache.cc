@@ -20,6 +20,7 @@ namespace {
 constexpr size_t kMaxJobs = 1024;
 // 128 Mi keys, twice the blocks that any index holds. The table is there, and filled, from the start.
 constexpr uint64_t kMaxGhostBytes = uint64_t{1} << 30;
+constexpr std::chrono::milliseconds kIdleFollow(250);
 constexpr uint64_t kMinMeasuredBytes = 64u << 10;  // smaller reads measure latency, not bandwidth
 
 CacheOptions WithDefaults(CacheOptions options) {
@@ -100,7 +101,8 @@ Cache::Cache(CacheOptions options)
       staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get(),
                                              options_.keep_alive)),
       order_(std::make_shared<trie::EvictionOrder>(options_.eviction_policy)),
-      ghosts_(options_.ghost_bytes) {}
+      ghosts_(options_.ghost_bytes),
+      follows_(options_.storage->capabilities().followed) {}
 
 absl::StatusOr<std::shared_ptr<Cache>> Cache::Open(CacheOptions options) {
   if (absl::Status status = CheckOptions(options); !status.ok()) return status;
@@ -183,12 +185,28 @@ void Cache::WorkerLoop(uint32_t index) {
     std::function<void()> job;
     {
       base::MutexLock lock(jobs_mutex_);
-      while (jobs_.empty() && !stopping_) jobs_changed_.Wait(jobs_mutex_);
-      if (jobs_.empty()) return;
-      job = std::move(jobs_.front());
-      jobs_.pop_front();
+      // One of them keeps up with other processes, so that nothing piles up while there are no lookups.
+      const bool follows = follows_ && index == 0;
+      const Deadline look = std::chrono::steady_clock::now() + kIdleFollow;
+      bool idle = false;
+      while (jobs_.empty() && !stopping_ && !idle) {
+        if (!follows) {
+          jobs_changed_.Wait(jobs_mutex_);
+        } else {
+          idle = !jobs_changed_.WaitUntil(jobs_mutex_, look);
+        }
+      }
+      if (jobs_.empty() && stopping_) return;
+      if (!jobs_.empty()) {
+        job = std::move(jobs_.front());
+        jobs_.pop_front();
+      }
     }
-    job();
+    if (job != nullptr) {
+      job();
+    } else if (FollowMarks().ok()) {
+      FollowOthers();
+    }
   }
 }
 

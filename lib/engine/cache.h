@@ -46,6 +46,7 @@
 #include "lib/base/status.h"
 #include "lib/engine/device.h"
 #include "lib/engine/events.h"
+#include "lib/engine/other_records.h"
 #include "lib/engine/staging.h"
 #include "lib/engine/stats.h"
 #include "lib/format/record.h"
@@ -216,6 +217,18 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void DetachSnapshot(NameSpace& name_space, trie::SnapshotRef snapshot, std::vector<Removal>* removals);
   void RunRemovals(const std::vector<Removal>& removals);
 
+  // --- what other processes store (follow.cc) ---------------------------------------------------------------------
+  // Heeds what has been dropped anywhere. Before any answer.
+  absl::Status FollowMarks();
+  // Heeds what others have stored and removed, when it is time to look again; a bounded part of it.
+  void FollowOthers();
+  // Takes over into the index what others have of the chain behind its longest prefix there.
+  void AdoptAhead(NameSpace& space, uint64_t max_blocks, trie::KeySequence* keys);
+  // The block in the index, taken over with its ancestors where it must be. Locked.
+  std::optional<trie::NodeRef> FindOrAdopt(NameSpace& space, const base::BlockDigest& key);
+  // As DetachBlock, of one whose record cannot be proven: another's is not to be taken over again. Locked.
+  void DetachDamaged(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals);
+
   // Runs `job` on a worker. kBusy when the bounded queue is full.
   absl::Status Enqueue(std::function<void()> job);
 
@@ -238,6 +251,26 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::Status WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life);
   absl::Status MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const;  // locked
   absl::StatusOr<format::NamespaceId> NewLife();
+
+  absl::Status AgreeOnLife(NameSpace* space);
+  void AddSpace(const std::shared_ptr<NameSpace>& space);
+  absl::Status ReplaceLife(const NameSpace& space, const format::NamespaceId& life);
+  absl::Status FollowToEnd();
+  absl::Status FollowPage(bool* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(follow_mutex_);
+  void Heed(const storage::FeedEntry& entry, std::vector<format::RecordMeta>* spaces, std::vector<Removal>* removals);
+  std::shared_ptr<NameSpace> SpaceOfLife(const format::NamespaceId& life) const;
+  void LoseOther(const storage::Key& key, std::vector<Removal>* removals);
+  std::optional<trie::NodeRef> AdoptRun(NameSpace& space, trie::NodeRef parent, const OtherRecords::Place& place);
+  void AdoptSnapshots(NameSpace& space, trie::NodeRef node, const base::BlockDigest& boundary);
+  void CountOther(RecordClass record_class, uint64_t bytes, int sign);
+  void TakeOver(const storage::Key& key);
+  void TakeOverAll(const base::BlockDigest& root);
+  void CountTakenOver();
+  bool IsOtherBlock(const trie::BlockInfo& block) const;
+  // False: it is our own.
+  bool ForgetOtherBlock(const trie::BlockInfo& block);
+  bool ForgetOtherSnapshot(const storage::Key& key, uint64_t bytes);
+  bool SpareOtherSnapshot(NameSpace& space, const trie::SnapshotInfo& snapshot);
   absl::Status FlushStorage();
 
   bool RetryPut(const std::shared_ptr<Put>& put);
@@ -311,6 +344,15 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t other_bytes_ = 0;  // namespace and store records, and what could not be removed
   uint64_t store_record_bytes_ = 0;
   double read_rate_ = 0;  // bytes per second of recent restores; 0: none yet
+
+  // What others that share the storage have.
+  const bool follows_;
+  OtherRecords others_;
+  absl::flat_hash_map<storage::Key, format::NamespaceId> lives_;  // by the namespace record's key
+  base::Mutex marks_mutex_;                                       // before mutex_
+  base::Mutex follow_mutex_;                                      // before marks_mutex_; who follows
+  std::atomic<uint64_t> next_follow_ns_{0};
+  std::atomic<bool> knows_others_{false};  // that others_ has ever had something
 
   base::Mutex jobs_mutex_;
   base::CondVar jobs_changed_;

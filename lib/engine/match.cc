@@ -116,6 +116,8 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
                                                      const LookupOptions& options) {
   if (absl::Status status = cache->CheckUsable(); !status.ok()) return status;
   if (absl::Status status = CheckLookup(options); !status.ok()) return status;
+  if (absl::Status status = cache->FollowMarks(); !status.ok()) return status;
+  cache->FollowOthers();
   auto state = std::make_shared<MatchState>();
   state->cache = cache;
   state->name_space = name_space;
@@ -129,6 +131,7 @@ absl::StatusOr<std::unique_ptr<Match>> Match::Lookup(const std::shared_ptr<Cache
   trie::KeySequence keys = KeysOf(state->prompt, space.trie.root_key(), space.facts.block_tokens);
   const uint64_t max_blocks = trie::MaxMatchBlocks(state->prompt.size(), space.facts.block_tokens);
   const uint32_t now = cache->NowSeconds();
+  cache->AdoptAhead(space, max_blocks, &keys);
   const std::optional<trie::MatchResult> hint = FindBlocks(space, max_blocks, now, true, &keys, state.get());
   base::MutexLock lock(cache->mutex());
   state->life = space.life;

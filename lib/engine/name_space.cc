@@ -84,7 +84,11 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::OpenNamespace(layout::Identity
   if (absl::Status status = layout::CheckMandatory(layout, identity); !status.ok()) return status;
   base::MutexLock admin(admin_mutex_);
   const base::BlockDigest root = base::RootDigest(EncodeNamespace(identity, layout));
+  if (absl::Status status = FollowMarks(); !status.ok()) return status;
+  // Perhaps another process has made it.
+  if (absl::Status status = FollowToEnd(); !status.ok()) return status;
   std::shared_ptr<NameSpace> space;
+  format::NamespaceId present_life{};
   {
     base::MutexLock lock(mutex_);
     const auto found = namespaces_.find(root.digest);
@@ -92,24 +96,35 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::OpenNamespace(layout::Identity
       if (!(found->second->identity == identity) || !(found->second->layout == layout)) {
         return base::MakeStatus(base::Code::kInternal, "namespace", "two identities share a 128-bit digest");
       }
-      *existed = true;
-      found->second->handles += 1;
-      return found->second;
+      space = found->second;
+      present_life = space->life;
+    } else if (must_exist) {
+      return MissingNamespace(identity, layout);
     }
-    if (must_exist) return MissingNamespace(identity, layout);
   }
-  *existed = false;
+  *existed = space != nullptr;
+  if (space != nullptr) {
+    // One that is only another's so far: our own records need one of ours.
+    if (!options_.read_only && space->record_bytes == 0) {
+      if (absl::Status status = WriteNamespaceRecord(*space, present_life); !status.ok()) return status;
+    }
+    base::MutexLock lock(mutex_);
+    space->handles += 1;
+    return space;
+  }
   const absl::StatusOr<format::NamespaceId> life = NewLife();
   if (!life.ok()) return life.status();
   const trie::TrieOptions trie_options = OptionsOfTrie(layout);
   space = std::make_shared<NameSpace>(std::move(identity), std::move(layout), root, trie_options);
   space->life = *life;
+  if (absl::Status status = AgreeOnLife(space.get()); !status.ok()) return status;
   if (!options_.read_only) {
-    if (absl::Status status = WriteNamespaceRecord(*space, *life); !status.ok()) return status;
+    if (absl::Status status = WriteNamespaceRecord(*space, space->life); !status.ok()) return status;
   }
   base::MutexLock lock(mutex_);
   space->handles = 1;
-  namespaces_.emplace(root.digest, space);
+  AddSpace(space);
+  if (options_.read_only) TakeOverAll(root);
   return space;
 }
 
@@ -177,11 +192,18 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
   const absl::StatusOr<format::NamespaceId> life = NewLife();
   if (!life.ok()) return life.status();
   std::vector<Removal> removals;
+  // With others, what counts is the life on which all agree: changed first, and the drop is done.
+  const bool shared = options_.storage->marks() != nullptr;
+  if (shared) {
+    if (absl::Status status = ReplaceLife(*name_space, *life); !status.ok()) return status;
+  }
   {
     base::MutexLock lock(mutex_);
     name_space->dropping = true;  // puts on their way fail, lookups find nothing
     DetachBlock(*name_space, name_space->trie.root(), &removals);
-    events_.Add({EventKind::kNamespaceDropped, 0, name_space->life, name_space->trie.root_key().digest, 0, 0});
+    if (!shared) {
+      events_.Add({EventKind::kNamespaceDropped, 0, name_space->life, name_space->trie.root_key().digest, 0, 0});
+    }
   }
   // Removed first, since the record below may need their space. A crash in between leaves a part of the namespace, as
   // if the rest had been evicted: the drop has not returned yet.
@@ -190,11 +212,11 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
   {
     // What is stored from now on belongs to the life that is written down, whether that is known to be durable or not.
     base::MutexLock lock(mutex_);
-    if (status.ok()) name_space->life = *life;
+    if (status.ok() && !shared) name_space->life = *life;
     name_space->dropping = false;
   }
   if (status.ok() && options_.storage->capabilities().durable_sync) status = FlushStorage();
-  return status;
+  return shared ? absl::OkStatus() : status;
 }
 
 absl::StatusOr<uint64_t> Cache::PurgeForeign() {
@@ -217,7 +239,7 @@ absl::StatusOr<uint64_t> Cache::PurgeForeign() {
       const storage::Key key{format::MakeRecordKey(format::RecordKind::kNamespace, space.trie.root_key())};
       row_bytes_ += space.record_bytes;
       other_bytes_ -= space.record_bytes;
-      CountRemoval(RecordClass::kRows, key, space.record_bytes, &removals);
+      if (space.record_bytes > 0) CountRemoval(RecordClass::kRows, key, space.record_bytes, &removals);
       events_.Add({EventKind::kNamespaceDropped, 0, space.life, space.trie.root_key().digest, 0, 0});
       DetachBlock(space, space.trie.root(), &removals);
       it = namespaces_.erase(it);

@@ -21,30 +21,22 @@ constexpr uint64_t kPageEntries = 256;
 constexpr uint32_t kEpochShift = 32;  // sequence = epoch << 32 | counter: 4 Gi placements an open
 constexpr uint64_t kMaxNamespaceRecordBytes = 16u << 20;
 
-// The key under which a record with this identity must lie.
-storage::Key KeyOf(const format::RecordIdentity& identity) {
-  switch (identity.kind) {
-    case format::RecordKind::kSnapshot:
-      return {
-          format::MakeRecordKey(identity.kind, format::SnapshotKey(identity.key, identity.position, identity.tail))};
-    default: return {format::MakeRecordKey(identity.kind, identity.key)};
-  }
-}
-
 }  // namespace
 
 absl::Status Cache::Recover() {
   std::vector<format::RecordMeta> spaces, runs, snapshots;
   uint64_t newest_sequence = 0;
   absl::flat_hash_set<storage::Key> seen;  // a storage may list a record more than once
+  if (absl::Status status = FollowMarks(); !status.ok()) return status;
   storage::ListPage page;
+  page.done = follows_ && options_.read_only;  // then everything is another's
   for (storage::Cursor cursor; !page.done; cursor = page.next) {
     if (absl::Status status = options_.storage->List(cursor, kPageEntries, &page); !status.ok()) return status;
     stats_.skipped_corrupt += page.skipped;
     for (const storage::ListEntry& entry : page.entries) {
       if (!seen.insert(entry.key).second) continue;
       const absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.meta);
-      if (!meta.ok() || meta->payload_bytes != entry.payload_bytes || KeyOf(meta->identity) != entry.key) {
+      if (!meta.ok() || meta->payload_bytes != entry.payload_bytes || KeyOfRecord(meta->identity) != entry.key) {
         const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
         (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
         other_bytes_ += entry.stored_bytes;  // it stays where it is, and takes its place
@@ -69,6 +61,7 @@ absl::Status Cache::Recover() {
   }
   std::set<format::NamespaceId> later_lives;
   if (absl::Status status = RecoverNamespaces(spaces, &later_lives); !status.ok()) return status;
+  if (absl::Status status = FollowToEnd(); !status.ok()) return status;
   LeaveAlone(later_lives, &runs);
   LeaveAlone(later_lives, &snapshots);
   std::vector<Removal> removals;
@@ -77,7 +70,10 @@ absl::Status Cache::Recover() {
     RecoverRuns(std::move(runs), &removals);
     RecoverSnapshots(std::move(snapshots), &removals);
   }
-  if (options_.read_only) return absl::OkStatus();
+  if (options_.read_only) {
+    if (follows_) CountTakenOver();
+    return absl::OkStatus();
+  }
   RunRemovals(removals);
   // Trimmed first, so that a storage that is full to its own limit has room for the epoch's record.
   if (absl::Status status = Trim(options_.capacity_bytes).status(); !status.ok()) return status;
@@ -115,15 +111,17 @@ absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& met
       if (code == base::Code::kFormatTooNew) later_lives->insert(meta.identity.name_space);
       continue;
     }
+    if (absl::Status status = AgreeOnLife(space->get()); !status.ok()) return status;
     (*space)->record_bytes = stored_bytes;
-    namespaces_.emplace(meta.identity.key.digest, *std::move(space));
+    base::MutexLock lock(mutex_);
+    AddSpace(*space);
   }
   return absl::OkStatus();
 }
 
 absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::RecordMeta& meta) {
   if (meta.payload_bytes > kMaxNamespaceRecordBytes) return base::Corrupt("namespace", "larger than any can be");
-  const absl::StatusOr<std::vector<std::byte>> bytes = GetAndWait(KeyOf(meta.identity), 0, meta.payload_bytes);
+  const absl::StatusOr<std::vector<std::byte>> bytes = GetAndWait(KeyOfRecord(meta.identity), 0, meta.payload_bytes);
   if (!bytes.ok()) return bytes.status();
   const uint64_t head_bytes = format::HeadBytes(0, 0, 1);
   if (bytes->size() < head_bytes) return base::Corrupt("namespace", "cut off");
@@ -159,7 +157,7 @@ void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Remov
   std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
     return a.identity.position < b.identity.position;
   });
-  for (const format::RecordMeta& meta : metas) by_key.emplace(KeyOf(meta.identity), &meta.identity);
+  for (const format::RecordMeta& meta : metas) by_key.emplace(KeyOfRecord(meta.identity), &meta.identity);
   // How much of a run is its own: what is evicted of it may have been stored anew, as the beginning of a newer one.
   const auto own_blocks = [&](const format::RecordMeta& meta) {
     uint32_t own = 1;
@@ -184,7 +182,7 @@ void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Remov
     stats_.recovered_blocks += taken;
     if (taken > 0) continue;
     stats_.skipped_orphans += 1;
-    CountRemoval(RecordClass::kRows, KeyOf(meta.identity), bytes, removals);
+    CountRemoval(RecordClass::kRows, KeyOfRecord(meta.identity), bytes, removals);
   }
 }
 
@@ -198,7 +196,7 @@ uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uin
   if (identity.position == block_tokens) {
     if (identity.parent != space.trie.root_key()) return 0;
   } else {
-    const std::optional<trie::NodeRef> found = space.trie.Find(identity.parent);
+    const std::optional<trie::NodeRef> found = FindOrAdopt(space, identity.parent);
     if (!found.has_value()) return 0;
     parent = *found;
     const std::optional<trie::BlockInfo> info = space.trie.Get(parent);
@@ -232,7 +230,7 @@ void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<
       NameSpace& name_space = *space->second;
       const bool at_root = meta.identity.key == name_space.trie.root_key();
       const std::optional<trie::NodeRef> node =
-          at_root ? std::optional(name_space.trie.root()) : name_space.trie.Find(meta.identity.key);
+          at_root ? std::optional(name_space.trie.root()) : FindOrAdopt(name_space, meta.identity.key);
       const auto added = node.has_value() ? name_space.snapshots.Add(*node, meta.identity.position, meta.identity.tail,
                                                                      meta.identity.sequence, bytes, NextTick())
                                           : absl::StatusOr<trie::SnapshotInsertResult>(absl::NotFoundError("boundary"));
@@ -242,7 +240,7 @@ void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<
       }
     }
     stats_.skipped_orphans += 1;
-    CountRemoval(RecordClass::kSnapshot, KeyOf(meta.identity), bytes, removals);
+    CountRemoval(RecordClass::kSnapshot, KeyOfRecord(meta.identity), bytes, removals);
   }
 }
 
@@ -256,7 +254,7 @@ absl::Status Cache::StartEpoch(uint64_t newest_sequence) {
   head.identity.position = epoch;
   const std::vector<std::byte> payload = format::EncodeHead(head);
   const std::vector<std::byte> meta = format::EncodeRecordMeta({head.identity, payload.size(), {}});
-  if (absl::Status status = PutAndWait(KeyOf(head.identity), payload, meta); !status.ok()) return status;
+  if (absl::Status status = PutAndWait(KeyOfRecord(head.identity), payload, meta); !status.ok()) return status;
   if (options_.storage->capabilities().durable_sync) {
     if (absl::Status status = options_.storage->Sync(); !status.ok()) return status;
   }

@@ -601,7 +601,7 @@ void RestorePlan::Forget(const Failure& failure) {
       const MatchedBlock& block = match_->blocks[failure.fault.forget];
       const std::optional<trie::BlockInfo> info = space.trie.Get(block.node);
       if (info.has_value() && !info->dead && info->sequence == block.sequence) {
-        match_->cache->DetachBlock(space, block.node, &removals);
+        match_->cache->DetachDamaged(space, block.node, &removals);
       }
     } else {
       match_->cache->DetachSnapshot(space, match_->snapshots[plan_.snapshot->id].snapshot, &removals);

@@ -191,45 +191,56 @@ void Cache::CountAsEvicted(uint64_t blocks_removed_before, uint64_t snapshots_re
 }
 
 bool Cache::EvictBlock(std::vector<Removal>* removals) {
-  NameSpace* coldest_space = nullptr;
-  trie::BlockInfo coldest;
-  for (const auto& [root, space] : namespaces_) {
-    const std::optional<trie::NodeRef> leaf = space->trie.ColdestLeaf();
-    if (!leaf.has_value()) continue;
-    const std::optional<trie::BlockInfo> info = space->trie.Get(*leaf);
-    if (!info.has_value()) continue;
-    if (coldest_space == nullptr || info->heat < coldest.heat) {
-      coldest_space = space.get();
-      coldest = *info;
+  while (true) {
+    NameSpace* coldest_space = nullptr;
+    trie::BlockInfo coldest;
+    for (const auto& [root, space] : namespaces_) {
+      const std::optional<trie::NodeRef> leaf = space->trie.ColdestLeaf();
+      if (!leaf.has_value()) continue;
+      const std::optional<trie::BlockInfo> info = space->trie.Get(*leaf);
+      if (!info.has_value()) continue;
+      if (coldest_space == nullptr || info->heat < coldest.heat) {
+        coldest_space = space.get();
+        coldest = *info;
+      }
     }
+    if (coldest_space == nullptr) return false;
+    // Another's takes no room here: it only leaves the index, until it is asked for again.
+    const bool others = IsOtherBlock(coldest);
+    if (!others) {
+      order_->Evicted(coldest.heat, tick_);
+      ghosts_.Remember(coldest.key, coldest.frequency + 1);
+    }
+    const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
+    DetachBlock(*coldest_space, coldest.node, removals);
+    CountAsEvicted(blocks_before, snapshots_before);
+    if (!others) return true;
   }
-  if (coldest_space == nullptr) return false;
-  order_->Evicted(coldest.heat, tick_);
-  ghosts_.Remember(coldest.key, coldest.frequency + 1);
-  const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
-  DetachBlock(*coldest_space, coldest.node, removals);
-  CountAsEvicted(blocks_before, snapshots_before);
-  return true;
 }
 
 bool Cache::EvictSnapshot(std::vector<Removal>* removals) {
-  NameSpace* coldest_space = nullptr;
-  trie::SnapshotInfo coldest;
-  for (const auto& [root, space] : namespaces_) {
-    const std::optional<trie::SnapshotRef> found = space->snapshots.ColdestUnleased();
-    if (!found.has_value()) continue;
-    const std::optional<trie::SnapshotInfo> info = space->snapshots.Get(*found);
-    if (!info.has_value()) continue;
-    if (coldest_space == nullptr || info->last_use < coldest.last_use) {
-      coldest_space = space.get();
-      coldest = *info;
+  // Those of others that are passed over are then the hottest: each is met once.
+  for (uint64_t left = others_.count() + 1; left > 0; --left) {
+    NameSpace* coldest_space = nullptr;
+    trie::SnapshotInfo coldest;
+    for (const auto& [root, space] : namespaces_) {
+      const std::optional<trie::SnapshotRef> found = space->snapshots.ColdestUnleased();
+      if (!found.has_value()) continue;
+      const std::optional<trie::SnapshotInfo> info = space->snapshots.Get(*found);
+      if (!info.has_value()) continue;
+      if (coldest_space == nullptr || info->last_use < coldest.last_use) {
+        coldest_space = space.get();
+        coldest = *info;
+      }
     }
+    if (coldest_space == nullptr) return false;
+    if (SpareOtherSnapshot(*coldest_space, coldest)) continue;
+    DetachSnapshot(*coldest_space, coldest.snapshot, removals);
+    stats_.snapshots_removed -= 1;
+    stats_.snapshots_evicted += 1;
+    return true;
   }
-  if (coldest_space == nullptr) return false;
-  DetachSnapshot(*coldest_space, coldest.snapshot, removals);
-  stats_.snapshots_removed -= 1;
-  stats_.snapshots_evicted += 1;
-  return true;
+  return false;
 }
 
 void Cache::CountRemoval(RecordClass record_class, const storage::Key& key, uint64_t bytes,
@@ -247,9 +258,10 @@ void Cache::CountRemoval(RecordClass record_class, const storage::Key& key, uint
 
 void Cache::ForgetSnapshot(NameSpace& name_space, const base::BlockDigest& boundary, const trie::SnapshotInfo& snapshot,
                            std::vector<Removal>* removals) {
-  const base::BlockDigest key = format::SnapshotKey(boundary, snapshot.position, snapshot.tail_digest);
-  CountRemoval(RecordClass::kSnapshot, {format::MakeRecordKey(format::RecordKind::kSnapshot, key)}, snapshot.bytes,
-               removals);
+  const base::BlockDigest digest = format::SnapshotKey(boundary, snapshot.position, snapshot.tail_digest);
+  const storage::Key key{format::MakeRecordKey(format::RecordKind::kSnapshot, digest)};
+  if (ForgetOtherSnapshot(key, snapshot.bytes)) return;
+  CountRemoval(RecordClass::kSnapshot, key, snapshot.bytes, removals);
   stats_.snapshots_removed += 1;
   events_.Add({EventKind::kSnapshotRemoved, 0, name_space.life, boundary.digest, snapshot.position, snapshot.bytes});
 }
@@ -259,6 +271,7 @@ void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std
   name_space.snapshots.RemoveAt(block.node, [&](const trie::SnapshotInfo& snapshot) {
     ForgetSnapshot(name_space, block.key, snapshot, removals);
   });
+  if (ForgetOtherBlock(block)) return;
   const uint64_t run_bytes = name_space.trie.FirstOfRun(block).bytes;
   const uint64_t share = trie::RunShare(run_bytes, block.run);
   if (block.run.index > 0) {

@@ -218,7 +218,8 @@ uint64_t Writer::StoredPrefix(uint64_t blocks) {
   // Presence is monotone along a chain, and the writer's last block is usually still there.
   uint64_t prefix = std::min(stored_blocks_, blocks);
   while (prefix > 0 && !IsThere(keys_[prefix - 1])) --prefix;
-  while (prefix < blocks && IsThere(keys_[prefix])) {
+  while (prefix < blocks &&
+         (IsThere(keys_[prefix]) || cache_->FindOrAdopt(*name_space_, keys_[prefix]).has_value())) {
     if (prefix >= stored_blocks_) {
       cache_->counters().blocks_deduplicated += 1;
       progress_->blocks_deduplicated += 1;

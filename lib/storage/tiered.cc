@@ -277,6 +277,23 @@ absl::StatusOr<std::optional<uint64_t>> TieredStorage::Stat(const Key& key) {
   return lower_->Stat(key);
 }
 
+absl::Status TieredStorage::Follow(uint64_t limit, FeedPage* page) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  if (absl::Status status = lower_->Follow(limit, page); !status.ok()) return status;
+  for (const FeedEntry& entry : page->entries) {
+    std::shared_ptr<TierRecord> old;  // freed without the lock
+    base::MutexLock lock(mutex_);
+    Slot* const slot = Find(entry.record.key);
+    // Of a key that is being put here, what comes of it is our own.
+    if (slot == nullptr || slot->dirty || slot->settling || slot->changes > 0) continue;
+    slot->version += 1;  // a promotion on its way has older bytes
+    old = TakeOut(*slot);
+    Review(*slot);
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TieredStorage::Remove(const Key& key) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return pass.status();

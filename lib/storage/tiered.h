@@ -64,6 +64,9 @@ class TieredStorage final : public Storage {
   absl::Status Remove(const Key& key) override;
   absl::Status Sync() override;
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
+  // What others have replaced or removed leaves the memory, too.
+  absl::Status Follow(uint64_t limit, FeedPage* page) override;
+  Marks* marks() override { return lower_->marks(); }
   Capabilities capabilities() const override { return lower_->capabilities(); }
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override {
     return lower_->StoredBytes(payload_bytes, meta_bytes);

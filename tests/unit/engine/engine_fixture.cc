@@ -133,7 +133,7 @@ absl::Status Store::TryOpen() {
   if (fail_nth_ > 0) faulty_->FailNth(StorageCall::kAny, fail_nth_, base::Code::kIo);
   if (capabilities.has_value()) faulty_->Claim(*capabilities);
   if (free_bytes) faulty_->ReportFree(free_bytes);
-  options.storage = faulty_;
+  options.storage = open_storage ? open_storage() : faulty_;
   absl::StatusOr<std::shared_ptr<Cache>> made = Cache::Open(options);
   if (!made.ok()) return made.status();
   cache_ = *std::move(made);

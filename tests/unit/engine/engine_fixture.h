@@ -119,6 +119,9 @@ class Store {
 
   std::function<uint64_t()> free_bytes;                     // what the medium has left; else the memory says nothing
 
+  // Another storage than the memory of this store. CheckAccounts, faults and memory are not for it.
+  std::function<std::shared_ptr<core::storage::Storage>()> open_storage;
+
   void Open();
   absl::Status TryOpen();
   // The nth storage call from the next open on fails, whatever it is; 0: none.
