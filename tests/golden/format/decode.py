@@ -205,11 +205,26 @@ def decode_store(folder):
     return told
 
 
+def decode_marks(data):
+    """The last mark of each key, of those that are whole and intact as far as can be told without checksums."""
+    told = {}
+    for offset in range(0, len(data) - 63, 64):
+        try:
+            magic, version, reserved, key, value = read("<4sHH32s16s", data, offset, "mark")
+            require(magic == b"KVSN" and version == 1 and reserved == 0, "mark")
+            told[key.hex()] = value.hex()
+        except Refused:
+            pass
+    return told
+
+
 def check_store(folder):
     with open(os.path.join(folder, "store.json"), encoding="ascii") as stream:
         expected = json.load(stream)
     found = decode_store(os.path.join(folder, "store"))
-    return [] if found == expected else [f"store: {found}, expected {expected}"]
+    marks = decode_marks(load(os.path.join(folder, "store", "marks")))
+    problems = [] if found == expected["records"] else [f"store: {found}, expected {expected['records']}"]
+    return problems + ([] if marks == expected["marks"] else [f"marks: {marks}, expected {expected['marks']}"])
 
 
 def load(path):

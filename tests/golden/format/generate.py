@@ -158,6 +158,18 @@ def entry(kind, sequence, key, salt, offset, payload_bytes=0, extents=(), meta=b
     return start + struct.pack("<Q", checksum(start + rest, salt + offset & MASK)) + rest
 
 
+def mark(key, value, offset):
+    body = b"KVSN" + struct.pack("<HH", 1, 0) + key + value
+    return body + struct.pack("<Q", checksum(body, offset))
+
+
+def marks():
+    """The first key is marked again; a mark in between was cut off."""
+    first, second = (bytes([n]) * 32 for n in (5, 6))
+    return (mark(first, bytes([1]) * 16, 0) + mark(second, bytes([2]) * 16, 64) + bytes(64)
+            + mark(first, bytes([3]) * 16, 192))
+
+
 def store_files():
     """Three records: one of a checkpoint, one in two extents, replaced in a journal, an empty one. A fourth is gone."""
     one, two, empty, gone = (bytes([n]) * 32 for n in (1, 2, 3, 4))
@@ -173,7 +185,8 @@ def store_files():
     journal = journal.ljust(8192, b"\0")  # the next flush
     journal += entry(1, epoch + 5, empty, 2000, len(journal), 0, [], b"")
     units = [b"first", b"gone", b"gone", b"second", b"A" * 4096]
-    return {"lanes/0/super": super_copy(2).ljust(4096, b"\0") + super_copy(1),
+    return {"marks": marks(),
+            "lanes/0/super": super_copy(2).ljust(4096, b"\0") + super_copy(1),
             "lanes/0/checkpoint-a.ckp": log_header(b"KVSCKP\xff\n", 3, 1000, 3, len(body)) + body,
             "lanes/0/journal-0003.log": journal,
             "lanes/0/data-0000.seg": b"".join(unit.ljust(4096, b"\0") for unit in units)}
@@ -186,7 +199,7 @@ def write_store():
             stream.write(data)
     told = {"01" * 32: ["meta one", "first"], "02" * 32: ["meta two", "A" * 4096 + "second"], "03" * 32: ["", ""]}
     with open("store.json", "w", encoding="ascii") as stream:
-        json.dump(told, stream, indent=1)
+        json.dump({"records": told, "marks": {"05" * 32: "03" * 16, "06" * 32: "02" * 16}}, stream, indent=1)
         stream.write("\n")
 
 

@@ -291,3 +291,14 @@ TEST_CASE("a root is read and written where it was copied to") {
   CHECK(ReadNow(*a, KeyOf(2)).value() == "two");
   CHECK(a->marks()->TakeNew().value().size() == 1);
 }
+
+TEST_CASE("a root that was written from the format's description alone is read") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  fs::copy(KVSTRATA_GOLDEN_FORMAT "/store", root, fs::copy_options::recursive);
+  const Lane reader = OpenReader(root);
+  CHECK(Listed(*reader) == 3);
+  std::map<std::byte, std::byte> marks;  // first bytes, as store.json beside it says
+  for (const storage::Mark& mark : reader->marks()->TakeNew().value()) marks[mark.key.bytes[0]] = mark.value[0];
+  CHECK(marks == std::map<std::byte, std::byte>{{std::byte{5}, std::byte{3}}, {std::byte{6}, std::byte{2}}});
+}
