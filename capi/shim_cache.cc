@@ -26,11 +26,18 @@ std::chrono::milliseconds Milliseconds(uint64_t ms, uint64_t fallback) {
   return std::chrono::milliseconds(std::min(ms == 0 ? fallback : ms, kMost));
 }
 
+absl::StatusOr<uint32_t> ReadLane(uint64_t lane) {
+  if (lane == UINT64_MAX) return storage::kAnyLane;
+  if (lane < storage::kMaxLanes) return static_cast<uint32_t>(lane);
+  return base::InvalidArgument("options.lane", std::to_string(lane) + " > " + std::to_string(storage::kMaxLanes - 1));
+}
+
 // The storage that the options name; `caller` is set when it is the caller's own.
 absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cache_options& options,
                                                               std::shared_ptr<CallerStorage>* caller) {
   if (options.storage != nullptr) {
     if (options.path != nullptr) return base::InvalidArgument("options.path", "given together with a storage");
+    if (options.lane != 0) return base::InvalidArgument("options.lane", "given together with a storage");
     absl::StatusOr<std::shared_ptr<CallerStorage>> made = CallerStorage::Create(options.storage);
     if (!made.ok()) return made.status();
     *caller = *made;
@@ -38,18 +45,21 @@ absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cac
   }
   const bool read_only = (options.flags & KVSTRATA_CACHE_READ_ONLY) != 0;
   if (options.path == nullptr) {
+    if (options.lane != 0) return base::InvalidArgument("options.lane", "given without a path");
     if (read_only) return base::InvalidArgument("options.flags", "a store in memory cannot be opened read-only");
     storage::MemoryOptions memory;
     // The engine keeps its own, tighter account; this only leaves room for a record that replaces another.
     memory.capacity_bytes = options.capacity_bytes > UINT64_MAX / 2 ? UINT64_MAX : options.capacity_bytes * 2;
     return std::shared_ptr<storage::Storage>(std::make_shared<storage::MemoryStorage>(memory));
   }
+  const absl::StatusOr<uint32_t> lane = ReadLane(options.lane);
+  if (!lane.ok()) return lane.status();
   storage::SegmentOptions segment;
   segment.path = options.path;
   segment.read_only = read_only;
   segment.capacity_bytes = options.capacity_bytes;
   if (options.io_threads != 0) segment.io_threads = options.io_threads;
-  absl::StatusOr<std::unique_ptr<storage::LaneStorage>> opened = storage::LaneStorage::Open(segment, 0);
+  absl::StatusOr<std::unique_ptr<storage::LaneStorage>> opened = storage::LaneStorage::Open(segment, *lane);
   if (!opened.ok()) return opened.status();
   return std::shared_ptr<storage::Storage>(*std::move(opened));
 }

@@ -26,6 +26,7 @@ type CacheOptions struct {
 	EvictionPolicy, Admission                              int32 // KVSTRATA_EVICT_*, KVSTRATA_ADMIT_*
 	HighPercent, LowPercent                                uint32
 	GhostBytes, KeepFreeBytes                              uint64
+	Lane                                                   uint64 // of the store at Path; math.MaxUint64: the lowest that is free
 }
 
 // OpenCache opens or makes a store and rebuilds its index. A failed open leaves the storage with the caller.
@@ -54,6 +55,7 @@ func OpenCache(options CacheOptions) (*Cache, error) {
 	c.eviction_policy, c.admission = C.int32_t(options.EvictionPolicy), C.int32_t(options.Admission)
 	c.high_percent, c.low_percent = C.uint32_t(options.HighPercent), C.uint32_t(options.LowPercent)
 	c.ghost_bytes, c.keep_free_bytes = C.uint64_t(options.GhostBytes), C.uint64_t(options.KeepFreeBytes)
+	c.lane = C.uint64_t(options.Lane)
 	out := (**C.kvstrata_cache)(a.alloc(8))
 	if err := a.check(C.kvstrata_cache_open(c, out, a.err)); err != nil {
 		if handle != 0 {

@@ -496,6 +496,11 @@ typedef struct kvstrata_cache_options {
                                           missing, and is dropped where that does not help; 0 = no floor.
                                           KVSTRATA_E_UNSUPPORTED where the storage cannot tell what is free: as yet, any
                                           of this library's own                                                     */
+  uint64_t lane;                       /* of the store at `path`, 0 to 63; UINT64_MAX = the lowest that is free. A lane
+                                          has one process that writes it; capacity_bytes and the other bounds are the
+                                          lane's. KVSTRATA_E_LOCKED names the lane that somebody else writes. Lookups
+                                          find what other lanes hold soon after it has become durable there; what they
+                                          have evicted is a miss. A read-only opener has no lane and finds all       */
 } kvstrata_cache_options;
 
 /* Opens or makes a store and rebuilds its index; payload is not read. Blocks for as long as the storage takes, each of

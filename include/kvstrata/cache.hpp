@@ -122,6 +122,7 @@ struct cache_options {
   std::uint32_t low_percent = 0;              ///< ... down to this; 0 = high_percent
   std::uint64_t ghost_bytes = 0;              ///< memory for keys of blocks that are not there; 0 = 4 MiB where needed
   std::uint64_t keep_free_bytes = 0;          ///< of the storage's medium, if it tells; 0 = no floor
+  std::uint64_t lane = 0;                     ///< of the store at `path`; UINT64_MAX: the lowest free
   const kvstrata_storage* storage = nullptr;  ///< a C storage; excludes path. C++ classes: storage_adapter
   const kvstrata_device* device = nullptr;    ///< for buffers in device memory
   const kvstrata_allocator* allocator = nullptr;  ///< staging memory; must outlive every handle of the cache
@@ -147,6 +148,7 @@ struct cache_options {
     out.low_percent = low_percent;
     out.ghost_bytes = ghost_bytes;
     out.keep_free_bytes = keep_free_bytes;
+    out.lane = lane;
     return out;
   }
 };

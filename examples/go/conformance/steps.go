@@ -267,7 +267,8 @@ func (c *testCase) openCache(s *step) (answers, error) {
 		LeaseMs: s.number("lease_ms"), IOTimeoutMs: s.number("io_timeout_ms"), IOThreads: uint32(s.number("io_threads")),
 		MaxBlocks: uint32(s.number("max_blocks")), EvictionPolicy: int32(s.number("eviction_policy")),
 		Admission: int32(s.number("admission")), HighPercent: uint32(s.number("high_percent")),
-		LowPercent: uint32(s.number("low_percent")), GhostBytes: s.number("ghost_bytes"), KeepFreeBytes: s.number("keep_free_bytes")}
+		LowPercent: uint32(s.number("low_percent")), GhostBytes: s.number("ghost_bytes"), KeepFreeBytes: s.number("keep_free_bytes"),
+		Lane: s.number("lane")}
 	if path, ok := s.value("path"); ok {
 		options.Path = filepath.Join(c.folder, path)
 	}

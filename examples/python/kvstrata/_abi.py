@@ -368,6 +368,7 @@ class kvstrata_cache_options(Structure):
         ("low_percent", c_uint32),
         ("ghost_bytes", c_uint64),
         ("keep_free_bytes", c_uint64),
+        ("lane", c_uint64),
     ]
 
 

@@ -206,6 +206,7 @@ static kvstrata_status step_cache(case_state* state, const line* step, answers* 
   options.low_percent = (uint32_t)number_of(step, "low_percent", 0);
   options.ghost_bytes = number_of(step, "ghost_bytes", 0);
   options.keep_free_bytes = number_of(step, "keep_free_bytes", 0);
+  options.lane = number_of(step, "lane", 0);
   kvstrata_cache* cache = NULL;
   const kvstrata_status status = kvstrata_cache_open(&options, &cache, &state->error);
   if (status == KVSTRATA_OK) new_thing(state, step->name, THING_CACHE, cache);

@@ -115,6 +115,7 @@ result<Answers> Case::OpenCache(const Step& step) {
   options.low_percent = static_cast<std::uint32_t>(step.Number("low_percent"));
   options.ghost_bytes = step.Number("ghost_bytes");
   options.keep_free_bytes = step.Number("keep_free_bytes");
+  options.lane = step.Number("lane");
   if (!step.Value("storage")) {
     result<cache> made = cache::open(options);
     if (!made) return made.error();

@@ -519,6 +519,7 @@ pub struct kvstrata_cache_options {
     pub low_percent: u32,
     pub ghost_bytes: u64,
     pub keep_free_bytes: u64,
+    pub lane: u64,
 }
 impl Default for kvstrata_cache_options {
     fn default() -> Self {

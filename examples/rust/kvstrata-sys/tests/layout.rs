@@ -200,7 +200,7 @@ fn kvstrata_allocator_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_cache_options_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_cache_options>(), 128);
+    assert_eq!(size_of::<kvstrata_cache_options>(), 136);
     assert_eq!(offset_of!(kvstrata_cache_options, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_cache_options, flags), 4);
     assert_eq!(offset_of!(kvstrata_cache_options, path), 8);
@@ -221,6 +221,7 @@ fn kvstrata_cache_options_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_cache_options, low_percent), 108);
     assert_eq!(offset_of!(kvstrata_cache_options, ghost_bytes), 112);
     assert_eq!(offset_of!(kvstrata_cache_options, keep_free_bytes), 120);
+    assert_eq!(offset_of!(kvstrata_cache_options, lane), 128);
 }
 
 #[test]

@@ -487,6 +487,7 @@ impl Case {
             low_percent: step.number("low_percent") as u32,
             ghost_bytes: step.number("ghost_bytes"),
             keep_free_bytes: step.number("keep_free_bytes"),
+            lane: step.number("lane"),
         })?;
         if let Some(table) = table {
             table.1.store(true, Ordering::SeqCst);

@@ -52,6 +52,8 @@ pub struct CacheOptions {
     pub low_percent: u32,
     pub ghost_bytes: u64,
     pub keep_free_bytes: u64,
+    /// Of the store at `path`, that this process writes; `u64::MAX`: the lowest that is free.
+    pub lane: u64,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -139,6 +141,7 @@ impl Cache {
             low_percent: options.low_percent,
             ghost_bytes: options.ghost_bytes,
             keep_free_bytes: options.keep_free_bytes,
+            lane: options.lane,
             ..Default::default()
         };
         // SAFETY: everything that `c` points to lives through the call; so below.
