@@ -123,7 +123,10 @@ HWY_INLINE V Exp2Weight(D d, V x, V anchor) {
   const hn::RebindToSigned<D> ints;
   const V log2e = hn::Set(d, 1.44269504088896341f);
   const V shifted = hn::MulAdd(x, log2e, anchor);
-  const V f = hn::MulSub(x, log2e, hn::Sub(shifted, anchor));
+  V f = hn::MulSub(x, log2e, hn::Sub(shifted, anchor));
+  // Far from the anchor f is large, and a polynomial of degree 7 in it infinite: times 0 that were NaN. Degree 3 stays
+  // finite. A NaN is not greater, and stays.
+  if constexpr (Exp2Steps::kShift == 23) f = hn::IfThenZeroElse(hn::Gt(hn::Abs(f), hn::Set(d, 1.0f)), f);
   auto bits = hn::Max(hn::BitCast(ints, shifted), hn::Set(ints, Exp2Steps::kZero));
   bits = hn::Min(bits, hn::Set(ints, Exp2Steps::kInfinity));
   return hn::Mul(Exp2Fraction(d, f), Exp2Whole(d, hn::BitCast(words, bits)));
