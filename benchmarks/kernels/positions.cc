@@ -32,9 +32,11 @@ constexpr uint64_t kOff = 16;  // bytes, of the unaligned rows
 struct World {
   HugeBuffer source_lines{kRows * kWidth * sizeof(float)};
   HugeBuffer work_lines{kRows * kWidth * sizeof(float) + kOff};
-  std::vector<float> weight, frequencies;
+  HugeBuffer weight_lines{kWidth * sizeof(float)};
+  std::vector<float> frequencies;
 
-  World() : weight(kWidth, 1.25f), frequencies(kRope / 2) {
+  World() : frequencies(kRope / 2) {
+    std::fill_n(weight_lines.as<float>(), kWidth, 1.25f);
     uint64_t state = 7;
     for (uint64_t i = 0; i < kRows * kWidth; ++i) {
       state = state * 6364136223846793005u + 1442695040888963407u;
@@ -70,7 +72,7 @@ kvstrata_rms_norm_args NormArgs(const World& w) {
   a.eps = 1e-6f;
   a.rows = kRows;
   a.source = w.source();
-  a.weight = w.weight.data();
+  a.weight = w.weight_lines.as<float>();
   a.destination = w.work();
   return a;
 }
