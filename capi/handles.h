@@ -11,6 +11,7 @@
 #include "kvstrata/c_api.h"
 #include "lib/engine/cache.h"
 #include "lib/engine/match.h"
+#include "lib/engine/pin.h"
 #include "lib/engine/restore.h"
 #include "lib/engine/writer.h"
 #include "lib/layout/layout.h"
@@ -55,6 +56,10 @@ struct kvstrata_namespace {
 
 struct kvstrata_match {
   std::unique_ptr<kvstrata::core::engine::Match> match;
+};
+
+struct kvstrata_pin {
+  std::unique_ptr<kvstrata::core::engine::Pin> pin;
 };
 
 struct kvstrata_plan {

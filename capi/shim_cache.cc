@@ -11,6 +11,7 @@
 #include "capi/struct_reader.h"
 #include "lib/storage/memory.h"
 #include "lib/storage/segment/lane_storage.h"
+#include "lib/storage/tiered.h"
 
 namespace kvstrata::capi {
 namespace {
@@ -82,6 +83,48 @@ absl::Status ReadSpaceOptions(const kvstrata_cache_options& options, engine::Cac
   return absl::OkStatus();
 }
 
+// The tier of memory, checked as far as the options go; `lower` and `allocator` are still missing.
+absl::StatusOr<storage::TieredOptions> ReadTierOptions(const kvstrata_cache_options& options) {
+  storage::TieredOptions tier;
+  tier.memory_bytes = options.memory_bytes;
+  tier.dirty_bytes = options.memory_dirty_bytes;
+  switch (options.memory_write) {
+    case KVSTRATA_WRITE_THROUGH: tier.write = storage::WritePolicy::kThrough; break;
+    case KVSTRATA_WRITE_BACK: tier.write = storage::WritePolicy::kBack; break;
+    default: return base::InvalidArgument("options.memory_write", std::to_string(options.memory_write));
+  }
+  switch (options.memory_promotion) {
+    case KVSTRATA_PROMOTE_ON_HIT: tier.promotion = storage::Promotion::kAlways; break;
+    case KVSTRATA_PROMOTE_ON_SECOND_HIT: tier.promotion = storage::Promotion::kSecondHit; break;
+    case KVSTRATA_PROMOTE_NEVER: tier.promotion = storage::Promotion::kNever; break;
+    default: return base::InvalidArgument("options.memory_promotion", std::to_string(options.memory_promotion));
+  }
+  if (options.memory_dirty_bytes > options.memory_bytes) {
+    return base::InvalidArgument("options.memory_dirty_bytes",
+                                 std::to_string(options.memory_dirty_bytes) + " > memory_bytes");
+  }
+  if (options.memory_bytes == 0) {
+    if (options.memory_write == 0 && options.memory_promotion == 0) return tier;
+    return base::InvalidArgument("options.memory_bytes", "0 with a rule for the tier of memory");
+  }
+  if (options.path == nullptr && options.storage == nullptr) {
+    return base::InvalidArgument("options.memory_bytes", "a store in memory has no tier of memory over it");
+  }
+  return tier;
+}
+
+// Puts the tier of memory over `lower`, if there is to be one.
+absl::StatusOr<std::shared_ptr<storage::Storage>> AddTier(storage::TieredOptions tier,
+                                                          std::shared_ptr<storage::Storage> lower,
+                                                          std::shared_ptr<CallerAllocator> allocator) {
+  if (tier.memory_bytes == 0) return lower;
+  tier.lower = std::move(lower);
+  tier.allocator = std::move(allocator);
+  absl::StatusOr<std::unique_ptr<storage::TieredStorage>> made = storage::TieredStorage::Open(std::move(tier));
+  if (!made.ok()) return made.status();
+  return std::shared_ptr<storage::Storage>(*std::move(made));
+}
+
 absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out) {
   if (out == nullptr) return base::InvalidArgument("out", "NULL");
   const absl::StatusOr<kvstrata_cache_options> options = ReadStruct<kvstrata_cache_options>(given, "options");
@@ -106,11 +149,15 @@ absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out
   cache.threads = options->io_threads;
   cache.max_blocks = options->max_blocks;
   if (absl::Status status = ReadSpaceOptions(*options, &cache); !status.ok()) return status;
+  absl::StatusOr<storage::TieredOptions> tier = ReadTierOptions(*options);
+  if (!tier.ok()) return tier.status();
+  std::shared_ptr<CallerAllocator> allocator;
   if (options->allocator != nullptr) {
-    absl::StatusOr<std::shared_ptr<CallerAllocator>> allocator = CallerAllocator::Create(options->allocator);
-    if (!allocator.ok()) return allocator.status();
-    cache.allocator = allocator->get();
-    cache.keep_alive = *std::move(allocator);
+    absl::StatusOr<std::shared_ptr<CallerAllocator>> created = CallerAllocator::Create(options->allocator);
+    if (!created.ok()) return created.status();
+    allocator = *std::move(created);
+    cache.allocator = allocator.get();
+    cache.keep_alive = allocator;
   }
   std::shared_ptr<CallerDevice> device;
   if (options->device != nullptr) {
@@ -121,6 +168,8 @@ absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out
   }
   std::shared_ptr<CallerStorage> caller_storage;
   absl::StatusOr<std::shared_ptr<storage::Storage>> opened = OpenStorage(*options, &caller_storage);
+  if (!opened.ok()) return opened.status();
+  opened = AddTier(*std::move(tier), *std::move(opened), std::move(allocator));
   if (!opened.ok()) return opened.status();
   cache.storage = *std::move(opened);
   absl::StatusOr<std::shared_ptr<engine::Cache>> made = engine::Cache::Open(std::move(cache));

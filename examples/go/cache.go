@@ -27,6 +27,8 @@ type CacheOptions struct {
 	HighPercent, LowPercent                                uint32
 	GhostBytes, KeepFreeBytes                              uint64
 	Lane                                                   uint64 // of the store at Path; math.MaxUint64: the lowest that is free
+	MemoryBytes, MemoryDirtyBytes                          uint64
+	MemoryWrite, MemoryPromotion                           int32
 }
 
 // OpenCache opens or makes a store and rebuilds its index. A failed open leaves the storage with the caller.
@@ -56,6 +58,8 @@ func OpenCache(options CacheOptions) (*Cache, error) {
 	c.high_percent, c.low_percent = C.uint32_t(options.HighPercent), C.uint32_t(options.LowPercent)
 	c.ghost_bytes, c.keep_free_bytes = C.uint64_t(options.GhostBytes), C.uint64_t(options.KeepFreeBytes)
 	c.lane = C.uint64_t(options.Lane)
+	c.memory_bytes, c.memory_dirty_bytes = C.uint64_t(options.MemoryBytes), C.uint64_t(options.MemoryDirtyBytes)
+	c.memory_write, c.memory_promotion = C.int32_t(options.MemoryWrite), C.int32_t(options.MemoryPromotion)
 	out := (**C.kvstrata_cache)(a.alloc(8))
 	if err := a.check(C.kvstrata_cache_open(c, out, a.err)); err != nil {
 		if handle != 0 {

@@ -95,6 +95,11 @@ const (
 	KVSTRATA_EVICT_FREQUENCY           = 1
 	KVSTRATA_ADMIT_ALWAYS              = 0
 	KVSTRATA_ADMIT_SECOND_SIGHT        = 1
+	KVSTRATA_WRITE_THROUGH             = 0
+	KVSTRATA_WRITE_BACK                = 1
+	KVSTRATA_PROMOTE_ON_HIT            = 0
+	KVSTRATA_PROMOTE_ON_SECOND_HIT     = 1
+	KVSTRATA_PROMOTE_NEVER             = 2
 	KVSTRATA_EVENT_BLOCK_STORED        = 1
 	KVSTRATA_EVENT_BLOCK_REMOVED       = 2
 	KVSTRATA_EVENT_SNAPSHOT_STORED     = 3
@@ -231,6 +236,22 @@ type Stats struct {
 	BlocksExpired         uint64
 	BlocksNotAdmitted     uint64
 	UnfreedBytes          uint64
+	RestoredMemoryBytes   uint64
+	MemoryCapacityBytes   uint64
+	MemoryBytes           uint64
+	MemoryDirtyBytes      uint64
+	PinnedBytes           uint64
+	PinCapacityBytes      uint64
+	MemoryGets            uint64
+	MemoryGetBytes        uint64
+	StorageGets           uint64
+	StorageGetBytes       uint64
+	MemoryPromotions      uint64
+	MemoryPromotedBytes   uint64
+	MemoryEvictions       uint64
+	MemoryEvictedBytes    uint64
+	MemoryBypasses        uint64
+	MemoryLost            uint64
 }
 
 // VerifyInfo is kvstrata_verify_info, member by member.
@@ -352,7 +373,7 @@ type Event struct {
 var goLayouts = map[string][]uintptr{
 	"LayoutInfo":    {64, 0, 4, 8, 12, 16, 20, 24, 32, 40, 48},
 	"CloseInfo":     {24, 0, 4, 8, 16},
-	"Stats":         {600, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 192, 200, 208, 216, 224, 232, 240, 248, 256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, 384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504, 512, 520, 528, 536, 544, 552, 560, 568, 576, 584, 592},
+	"Stats":         {728, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 192, 200, 208, 216, 224, 232, 240, 248, 256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, 384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504, 512, 520, 528, 536, 544, 552, 560, 568, 576, 584, 592, 600, 608, 616, 624, 632, 640, 648, 656, 664, 672, 680, 688, 696, 704, 712, 720},
 	"VerifyInfo":    {48, 0, 4, 8, 16, 24, 32, 40},
 	"NamespaceInfo": {304, 0, 4, 8, 24, 32, 40, 48, 56, 64},
 	"MatchInfo":     {120, 0, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112},

@@ -61,6 +61,7 @@ typedef struct kvstrata_namespace kvstrata_namespace; /* identity + layout insid
 typedef struct kvstrata_match kvstrata_match;         /* one lookup's result and lease; externally synchronised      */
 typedef struct kvstrata_plan kvstrata_plan;           /* one restore; poll, wait and cancel from any thread, the rest
                                                          externally synchronised                                     */
+typedef struct kvstrata_pin kvstrata_pin;             /* a match's rows in memory; immutable, any thread at any time  */
 typedef struct kvstrata_writer kvstrata_writer;       /* one growing sequence; externally synchronised               */
 
 /* ------------------------------------------------------------------------------------------------------------------
@@ -440,8 +441,8 @@ typedef struct kvstrata_buffer {
  * 7. Cache
  */
 
-/* Host memory for staging. `allocate` returns NULL on failure; sizes and alignments given back are those asked for.
- * Called from any thread. Must outlive the cache and every handle made from it. */
+/* Host memory for staging and for the tier of memory. `allocate` returns NULL on failure; sizes and alignments given
+ * back are those asked for. Called from any thread. Must outlive the cache and every handle made from it. */
 typedef struct kvstrata_allocator {
   uint32_t struct_size;
   uint32_t reserved0;
@@ -469,6 +470,17 @@ enum {
   KVSTRATA_ADMIT_SECOND_SIGHT = 1 /* a block that an earlier writer has already asked to store, or that was evicted not
                                      long ago (ghost_bytes); what is used once is never written                      */
 };
+
+/* When a put that goes to memory and to the storage below it is complete. */
+enum {
+  KVSTRATA_WRITE_THROUGH = 0, /* when it is in the storage                                                         */
+  KVSTRATA_WRITE_BACK = 1     /* when it is in memory; it goes to the storage behind it, at the latest with a durable
+                                 commit, a sync or the close. What the storage then refuses is a miss, and that call
+                                 fails                                                                             */
+};
+
+/* When a record that was read from the storage is brought into memory: behind the read, whole, by reading it again. */
+enum { KVSTRATA_PROMOTE_ON_HIT = 0, KVSTRATA_PROMOTE_ON_SECOND_HIT = 1, KVSTRATA_PROMOTE_NEVER = 2 };
 
 typedef struct kvstrata_cache_options {
   uint32_t struct_size;
@@ -501,6 +513,12 @@ typedef struct kvstrata_cache_options {
                                           lane's. KVSTRATA_E_LOCKED names the lane that somebody else writes. Lookups
                                           find what other lanes hold soon after it has become durable there; what they
                                           have evicted is a miss. A read-only opener has no lane and finds all       */
+  uint64_t memory_bytes;               /* a tier of memory over the store at `path`, or over `storage`: a hard bound, in
+                                          the allocator's memory or in huge pages, evicted by itself, coldest first;
+                                          0 = none                                                                  */
+  uint64_t memory_dirty_bytes;         /* WRITE_BACK: the most payload that is in memory only; 0 = half           */
+  int32_t memory_write;                /* KVSTRATA_WRITE_*                                                          */
+  int32_t memory_promotion;            /* KVSTRATA_PROMOTE_*                                                        */
 } kvstrata_cache_options;
 
 /* Opens or makes a store and rebuilds its index; payload is not read. Blocks for as long as the storage takes, each of
@@ -519,8 +537,8 @@ typedef struct kvstrata_close_info {
 
 /* Drains accepted writes for at most timeout_ms (0 = 30,000), makes them durable, ends the threads and closes the
  * storage. Handles made from the cache stay valid but answer KVSTRATA_E_INVALID_STATE, but for the functions that only
- * tell what the handle knows (match_get_info, plan_poll, plan_wait*, plan_get_segment) or shorten a writer's tokens
- * (writer_truncate). Closing twice is KVSTRATA_OK.
+ * tell what the handle knows (match_get_info, pin_get_*, plan_poll, plan_wait*, plan_get_segment) or shorten a
+ * writer's tokens (writer_truncate). Closing twice is KVSTRATA_OK.
  * KVSTRATA_E_TIMEOUT: requests are stuck in the storage. Nothing is torn down under them; close or destroy the cache
  * again when the storage has answered, else storage, device and staging memory stay for the life of the process. `out`
  * may be NULL. */
@@ -564,6 +582,16 @@ typedef struct kvstrata_stats {
   uint64_t blocks_expired;      /* of the evicted ones: their time to live was over                                  */
   uint64_t blocks_not_admitted; /* not stored: seen for the first time, see KVSTRATA_ADMIT_SECOND_SIGHT              */
   uint64_t unfreed_bytes; /* gauge, of held_row_bytes: of evicted blocks that share a record with blocks before them */
+  uint64_t restored_memory_bytes; /* of restored_bytes: read from memory, be it a tier or the whole store           */
+  /* the tier of memory, all zero without one. Gauges: what records take of it, pinned ones included; payload that is
+   * not in the storage below yet */
+  uint64_t memory_capacity_bytes, memory_bytes, memory_dirty_bytes;
+  uint64_t pinned_bytes, pin_capacity_bytes; /* gauges: held by kvstrata_pin handles                                 */
+  /* reads of parts of records, by the tier that answered */
+  uint64_t memory_gets, memory_get_bytes, storage_gets, storage_get_bytes;
+  uint64_t memory_promotions, memory_promoted_bytes, memory_evictions, memory_evicted_bytes;
+  uint64_t memory_bypasses; /* puts that found no room in it                                                         */
+  uint64_t memory_lost;     /* records that were put back and that the storage below refused                         */
 } kvstrata_stats;
 
 /* No I/O. Gauges of staging memory are read after the others: no sum over both need be exact. */
@@ -797,6 +825,38 @@ KVSTRATA_API kvstrata_status kvstrata_match_agree(kvstrata_match* const* matches
  * Reads the token ids of at most 16 stored blocks. */
 KVSTRATA_API kvstrata_status kvstrata_match_first_difference(kvstrata_match* match, uint64_t* out_position,
                                                              kvstrata_error* error);
+
+/* Rows of a match where they lie in memory, without a copy: in the tier of memory (memory_bytes), or in a store in
+ * memory. What comes from there is proven like what a plan restores; a record's checksums once for each stay in memory,
+ * by the first pin of it. All pins of a cache hold at most half of the tier (without one: lease_bytes). */
+typedef struct kvstrata_pin_info {
+  uint32_t struct_size;
+  uint32_t reserved0;
+  uint64_t first_token, end_token; /* the rows of these blocks are pinned; equal: none is in memory                  */
+  uint64_t range_count;
+  uint64_t held_bytes;             /* memory that cannot be evicted while the pin lives                             */
+} kvstrata_pin_info;
+
+typedef struct kvstrata_pin_range {
+  uint32_t struct_size;
+  uint32_t stream;
+  uint64_t first_row; /* row index as in kvstrata_buffer                                                            */
+  uint64_t rows;      /* 0: the stream is optional, and these blocks were stored without it                         */
+  const void* data;   /* rows * row_bytes bytes, back to back, of any alignment; not to be written                  */
+  uint64_t bytes;
+} kvstrata_pin_range;
+
+/* Pins the leading blocks of what the match's plan reads, as far as they are in memory: no I/O. A state, and what is
+ * not in memory, a plan restores: for a lookup with held_tokens, or for chosen streams. The rows stay valid and
+ * unchanged until the pin is destroyed, whatever becomes of match, lease and cache. */
+KVSTRATA_API kvstrata_status kvstrata_match_pin(const kvstrata_match* match, kvstrata_pin** out,
+                                                kvstrata_error* error);
+KVSTRATA_API kvstrata_status kvstrata_pin_get_info(const kvstrata_pin* pin, kvstrata_pin_info* out,
+                                                   kvstrata_error* error);
+/* Ranges come in the order of the blocks, and for the same blocks by layer. */
+KVSTRATA_API kvstrata_status kvstrata_pin_get_range(const kvstrata_pin* pin, uint64_t index, kvstrata_pin_range* out,
+                                                    kvstrata_error* error);
+KVSTRATA_API void kvstrata_pin_destroy(kvstrata_pin* pin);
 
 /* ------------------------------------------------------------------------------------------------------------------
  * 10. Restore

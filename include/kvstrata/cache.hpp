@@ -99,11 +99,22 @@ using close_info = kvstrata_close_info;
 using verify_info = kvstrata_verify_info;
 using namespace_info = kvstrata_namespace_info;
 using match_info = kvstrata_match_info;
+using pin_info = kvstrata_pin_info;
+using pin_range = kvstrata_pin_range;
 
 /// Which block goes when room is needed; c_api.h section 7.
 enum class eviction_policy : std::int32_t { lru = KVSTRATA_EVICT_LRU, frequency = KVSTRATA_EVICT_FREQUENCY };
 /// Which blocks are stored.
 enum class admission : std::int32_t { always = KVSTRATA_ADMIT_ALWAYS, second_sight = KVSTRATA_ADMIT_SECOND_SIGHT };
+
+/// When a put that goes to memory and to the storage below is complete; c_api.h section 7.
+enum class write_policy : std::int32_t { through = KVSTRATA_WRITE_THROUGH, back = KVSTRATA_WRITE_BACK };
+/// When a record that was read from the storage is brought into memory.
+enum class promotion : std::int32_t {
+  on_hit = KVSTRATA_PROMOTE_ON_HIT,
+  on_second_hit = KVSTRATA_PROMOTE_ON_SECOND_HIT,
+  never = KVSTRATA_PROMOTE_NEVER
+};
 
 struct cache_options {
   std::string path;                  ///< a directory, made when missing (with those above it); empty: in memory
@@ -118,14 +129,18 @@ struct cache_options {
   bool read_only = false;            ///< open what is there, write nothing
   eviction_policy eviction = eviction_policy::lru;
   admission admit = admission::always;
-  std::uint32_t high_percent = 0;             ///< of capacity_bytes: a put that would pass it evicts first; 0 = 100
-  std::uint32_t low_percent = 0;              ///< ... down to this; 0 = high_percent
-  std::uint64_t ghost_bytes = 0;              ///< memory for keys of blocks that are not there; 0 = 4 MiB where needed
-  std::uint64_t keep_free_bytes = 0;          ///< of the storage's medium, if it tells; 0 = no floor
-  std::uint64_t lane = 0;                     ///< of the store at `path`; UINT64_MAX: the lowest free
-  const kvstrata_storage* storage = nullptr;  ///< a C storage; excludes path. C++ classes: storage_adapter
-  const kvstrata_device* device = nullptr;    ///< for buffers in device memory
-  const kvstrata_allocator* allocator = nullptr;  ///< staging memory; must outlive every handle of the cache
+  std::uint32_t high_percent = 0;        ///< of capacity_bytes: a put that would pass it evicts first; 0 = 100
+  std::uint32_t low_percent = 0;         ///< ... down to this; 0 = high_percent
+  std::uint64_t ghost_bytes = 0;         ///< memory for keys of blocks that are not there; 0 = 4 MiB where needed
+  std::uint64_t keep_free_bytes = 0;     ///< of the storage's medium, if it tells; 0 = no floor
+  std::uint64_t lane = 0;                ///< of the store at `path`; UINT64_MAX: the lowest free
+  std::uint64_t memory_bytes = 0;        ///< a tier of memory over `path` or `storage`; 0 = none
+  std::uint64_t memory_dirty_bytes = 0;  ///< the most payload that is in memory only; 0 = half of memory_bytes
+  write_policy memory_write = write_policy::through;
+  promotion memory_promotion = promotion::on_hit;
+  const kvstrata_storage* storage = nullptr;      ///< a C storage; excludes path. C++ classes: storage_adapter
+  const kvstrata_device* device = nullptr;        ///< for buffers in device memory
+  const kvstrata_allocator* allocator = nullptr;  ///< host memory; must outlive every handle of the cache
 
   kvstrata_cache_options to_c() const noexcept {
     auto out = detail::sized<kvstrata_cache_options>();
@@ -149,6 +164,10 @@ struct cache_options {
     out.ghost_bytes = ghost_bytes;
     out.keep_free_bytes = keep_free_bytes;
     out.lane = lane;
+    out.memory_bytes = memory_bytes;
+    out.memory_dirty_bytes = memory_dirty_bytes;
+    out.memory_write = static_cast<std::int32_t>(memory_write);
+    out.memory_promotion = static_cast<std::int32_t>(memory_promotion);
     return out;
   }
 };
@@ -228,6 +247,35 @@ struct lookup_options {
   }
 };
 
+struct pin_traits {
+  using pointer = kvstrata_pin*;
+  static void destroy(pointer pin) noexcept { kvstrata_pin_destroy(pin); }
+};
+
+/// Rows of a match where they lie in memory; valid and unchanged until it is destroyed.
+class pinned_rows : public handle<pin_traits> {
+ public:
+  using handle::handle;
+
+  result<pin_info> info() const {
+    auto out = detail::sized<pin_info>();
+    error failure;
+    if (auto done = detail::check(kvstrata_pin_get_info(get(), &out, failure.c_error()), failure); !done) {
+      return done.error();
+    }
+    return out;
+  }
+  /// Range `index` of info()'s range_count, in the order of the blocks.
+  result<pin_range> range(std::uint64_t index) const {
+    auto out = detail::sized<pin_range>();
+    error failure;
+    if (auto done = detail::check(kvstrata_pin_get_range(get(), index, &out, failure.c_error()), failure); !done) {
+      return done.error();
+    }
+    return out;
+  }
+};
+
 struct match_traits {
   using pointer = kvstrata_match*;
   static void destroy(pointer match) noexcept { kvstrata_match_destroy(match); }
@@ -265,6 +313,15 @@ class match : public handle<match_traits> {
       return done.error();
     }
     return out;
+  }
+  /// The leading blocks' rows of what a plan would read, as far as they are in memory, without a copy.
+  result<pinned_rows> pin() const {
+    kvstrata_pin* out = nullptr;
+    error failure;
+    if (auto done = detail::check(kvstrata_match_pin(get(), &out, failure.c_error()), failure); !done) {
+      return done.error();
+    }
+    return pinned_rows(out);
   }
   /// A restore of what this match promises; the plan keeps the lease. Defined in plan.hpp.
   result<restore_plan> plan(const plan_options& options);

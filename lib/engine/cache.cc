@@ -93,11 +93,35 @@ struct SmallPut {
   }
 };
 
+void AddTier(const std::optional<storage::TierStats>& tier, Stats* out) {
+  if (!tier.has_value()) return;
+  out->memory_capacity_bytes = tier->capacity_bytes;
+  out->memory_bytes = tier->used_bytes;
+  out->memory_dirty_bytes = tier->dirty_bytes;
+  out->memory_gets = tier->hits;
+  out->memory_get_bytes = tier->hit_bytes;
+  out->storage_gets = tier->misses;
+  out->storage_get_bytes = tier->miss_bytes;
+  out->memory_promotions = tier->promotions;
+  out->memory_promoted_bytes = tier->promoted_bytes;
+  out->memory_evictions = tier->evictions;
+  out->memory_evicted_bytes = tier->evicted_bytes;
+  out->memory_bypasses = tier->bypasses;
+  out->memory_lost = tier->lost;
+}
+
+// Half of a tier of memory, so that other records always find room in it; without one, what leases may pin.
+uint64_t MaxPinnedBytes(const CacheOptions& options) {
+  const std::optional<storage::TierStats> tier = options.storage->Tier();
+  return tier.has_value() ? tier->capacity_bytes / 2 : options.lease_bytes;
+}
+
 }  // namespace
 
 Cache::Cache(CacheOptions options)
     : options_(WithDefaults(std::move(options))),
       owner_(getpid()),
+      max_pinned_bytes_(MaxPinnedBytes(options_)),
       staging_(std::make_shared<StagingPool>(options_.staging_bytes, options_.allocator, options_.device.get(),
                                              options_.keep_alive)),
       order_(std::make_shared<trie::EvictionOrder>(options_.eviction_policy)),
@@ -164,8 +188,15 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
   for (std::thread& worker : workers_) worker.join();
   workers_.clear();
   absl::Status status;
-  if (!options_.read_only && options_.storage->capabilities().durable_sync) status = options_.storage->Sync();
-  const auto left = std::max(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
+  const auto patience_left = [deadline] {
+    return std::max(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
+  };
+  if (!options_.read_only && options_.storage->capabilities().durable_sync) {
+    // A sync has no limit of time.
+    status = options_.storage->Drain(patience_left());
+    if (status.ok()) status = options_.storage->Sync();
+  }
+  const auto left = patience_left();
   const absl::Status storage_status = options_.storage->Close(left);
   std::shared_ptr<Cache> released;
   {
@@ -240,6 +271,9 @@ Stats Cache::stats() {
     if (space->handles == 0) out.foreign_layout_bytes += space->trie.bytes() + space->snapshots.bytes();
   }
   out.index_bytes += ghosts_.MemoryBytes();
+  out.pinned_bytes = pinned_bytes_;
+  out.pin_capacity_bytes = max_pinned_bytes_;
+  AddTier(options_.storage->Tier(), &out);
   const StagingPool::Usage usage = staging_->usage();
   out.staging_bytes = usage.used;
   out.staging_peak_bytes = usage.peak;
@@ -253,6 +287,18 @@ std::vector<Event> Cache::Events(uint64_t from, size_t limit, uint64_t* next) {
   std::vector<Event> out = events_.Read(from, limit);
   *next = out.empty() ? std::max(from, events_.next()) : out.back().sequence + 1;
   return out;
+}
+
+bool Cache::CountPinned(uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  if (bytes > max_pinned_bytes_ || pinned_bytes_ > max_pinned_bytes_ - bytes) return false;
+  pinned_bytes_ += bytes;
+  return true;
+}
+
+void Cache::UncountPinned(uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  pinned_bytes_ -= bytes;
 }
 
 void Cache::RecordRead(uint64_t bytes, double seconds) {
@@ -276,7 +322,8 @@ absl::Status Cache::Sync() {
 }
 
 absl::Status Cache::FlushStorage() {
-  absl::Status status = options_.storage->Sync();
+  absl::Status status = options_.storage->Drain(Patience(options_.io_timeout_ms));
+  if (status.ok()) status = options_.storage->Sync();
   if (!status.ok()) flush_failed_ = true;
   return status;
 }

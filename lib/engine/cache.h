@@ -228,6 +228,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   std::optional<trie::NodeRef> FindOrAdopt(NameSpace& space, const base::BlockDigest& key);
   // As DetachBlock, of one whose record cannot be proven: another's is not to be taken over again. Locked.
   void DetachDamaged(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals);
+  // Memory that the caller holds through pins (pin.h). False: beyond what pins may hold.
+  bool CountPinned(uint64_t bytes);
+  void UncountPinned(uint64_t bytes);
 
   // Runs `job` on a worker. kBusy when the bounded queue is full.
   absl::Status Enqueue(std::function<void()> job);
@@ -317,6 +320,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
 
   const CacheOptions options_;
   const pid_t owner_;
+  const uint64_t max_pinned_bytes_;
   std::shared_ptr<StagingPool> staging_;
 
   // Taken before mutex_: opening, dropping and purging namespaces happen one after the other.
@@ -343,6 +347,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t removing_row_bytes_ = 0, removing_snapshot_bytes_ = 0;
   uint64_t other_bytes_ = 0;  // namespace and store records, and what could not be removed
   uint64_t store_record_bytes_ = 0;
+  uint64_t pinned_bytes_ = 0;
   double read_rate_ = 0;  // bytes per second of recent restores; 0: none yet
 
   // What others that share the storage have.

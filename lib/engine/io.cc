@@ -51,6 +51,7 @@ void ReadOperation::Complete(void* user, const storage::Result& result) {
   base::MutexLock lock(self.mutex_);
   self.done_ = true;
   self.status_ = result.status;
+  self.from_memory_ = result.from_memory;
   if (result.status.ok() && result.bytes != self.bytes_) {
     self.status_ = base::Corrupt("bytes", "the storage delivered fewer than it was asked for");
   }

@@ -54,6 +54,11 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   // not be touched.
   void Abandon();
   StagingBuffer& staging() { return staging_; }
+  // Of a read that has ended well.
+  bool from_memory() const {
+    base::MutexLock lock(mutex_);
+    return from_memory_;
+  }
   base::MutableBytes bytes() { return staging_.bytes().subspan(begin_, bytes_); }
 
  private:
@@ -66,10 +71,11 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   const uint64_t bytes_;
   const uint64_t begin_;  // in the staging memory
   StagingBuffer staging_;
-  base::Mutex mutex_;
+  mutable base::Mutex mutex_;
   base::CondVar done_changed_;
   bool done_ ABSL_GUARDED_BY(mutex_) = false;
   bool abandoned_ ABSL_GUARDED_BY(mutex_) = false;
+  bool from_memory_ ABSL_GUARDED_BY(mutex_) = false;
   absl::Status status_ ABSL_GUARDED_BY(mutex_);
 };
 

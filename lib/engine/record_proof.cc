@@ -95,40 +95,48 @@ uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& sn
   return format::HeadBytes(tail, match.prompt.Extra(first, tail).size(), space.layout.streams().size());
 }
 
-absl::Status ProveRunHead(const MatchState& match, const MatchedRun& run, base::ByteView bytes, SliceTable* table) {
-  const NameSpace& space = *match.name_space;
-  const std::vector<uint32_t> row_streams = RowStreams(space.layout);
-  absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
-  if (!head.ok()) return head.status();
+absl::Status CheckRunHead(const MatchState& match, const MatchedRun& run, const format::RecordHead& head) {
   format::RecordIdentity expected;
   expected.kind = format::RecordKind::kBlock;
   expected.name_space = match.life;
   expected.sequence = match.blocks[run.first].sequence;
-  expected.position = space.BlockEnd(run.first + 1);
+  expected.position = match.name_space->BlockEnd(run.first + 1);
   expected.key = match.blocks[run.first].key;
   expected.parent = match.BoundaryKey(run.first);
-  if (absl::Status status = CheckIdentity(head->identity, expected); !status.ok()) return status;
-  if (absl::Status status = CheckRunPrompt(match, run, *head); !status.ok()) return status;
-  if (head->slices.size() != row_streams.size()) return base::Corrupt("slices", "not one for each rows stream");
+  if (absl::Status status = CheckIdentity(head.identity, expected); !status.ok()) return status;
+  return CheckRunPrompt(match, run, head);
+}
+
+absl::Status PlaceSlices(const MatchState& match, const MatchedRun& run, const format::RecordHead& head,
+                         uint64_t head_bytes, SliceTable* table) {
+  const layout::Layout& layout = match.name_space->layout;
+  const std::vector<uint32_t> row_streams = RowStreams(layout);
+  if (head.slices.size() != row_streams.size()) return base::Corrupt("slices", "not one for each rows stream");
   SliceTable proven;
-  uint64_t offset = bytes.size();
+  uint64_t offset = head_bytes;
   for (size_t i = 0; i < row_streams.size(); ++i) {
-    const layout::Stream& stream = space.layout.stream(row_streams[i]);
-    const format::Slice& slice = head->slices[i];
-    const bool may_be_absent = (stream.flags & layout::kOptional) != 0;
-    const uint64_t bytes_expected = slice.absent && may_be_absent ? 0 : space.layout.StreamBlockBytes(row_streams[i]);
+    const format::Slice& slice = head.slices[i];
+    const bool may_be_absent = (layout.stream(row_streams[i]).flags & layout::kOptional) != 0;
+    const uint64_t bytes_expected = slice.absent && may_be_absent ? 0 : layout.StreamBlockBytes(row_streams[i]);
     if (slice.stream != row_streams[i] || slice.bytes != bytes_expected) {
       return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit the layout");
     }
     proven.offsets.push_back(offset);
     offset += slice.bytes * run.blocks;
   }
-  proven.sequence = head->identity.sequence;
+  proven.sequence = head.identity.sequence;
   proven.blocks = run.blocks;
-  proven.slices = std::move(head->slices);
-  proven.checksums = std::move(head->checksums);
+  proven.slices = head.slices;
+  proven.checksums = head.checksums;
   *table = std::move(proven);
   return absl::OkStatus();
+}
+
+absl::Status ProveRunHead(const MatchState& match, const MatchedRun& run, base::ByteView bytes, SliceTable* table) {
+  const absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
+  if (!head.ok()) return head.status();
+  if (absl::Status status = CheckRunHead(match, run, *head); !status.ok()) return status;
+  return PlaceSlices(match, run, *head, bytes.size(), table);
 }
 
 absl::Status ProveSnapshotHead(const MatchState& match, const trie::SnapshotInfo& snapshot, base::ByteView bytes,

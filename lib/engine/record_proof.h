@@ -49,6 +49,11 @@ uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& sn
 // Where the slices must be when every stream is there; without checksums.
 SliceTable ExpectedSlices(const MatchState& match, const MatchedRun& run);
 
+// The parts of ProveRunHead, for who has decoded the head: is it what the match promises, and where do its slices lie?
+absl::Status CheckRunHead(const MatchState& match, const MatchedRun& run, const format::RecordHead& head);
+absl::Status PlaceSlices(const MatchState& match, const MatchedRun& run, const format::RecordHead& head,
+                         uint64_t head_bytes, SliceTable* table);
+
 // kCorrupt and kFormatTooNew: the bytes are wrong. kInvalidState: another placement. kIdentityMismatch: of another
 // prefix. *table is untouched then.
 absl::Status ProveRunHead(const MatchState& match, const MatchedRun& run, base::ByteView bytes, SliceTable* table);

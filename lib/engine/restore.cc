@@ -270,6 +270,7 @@ void RestorePlan::Run() {
     base::MutexLock lock(match_->cache->mutex());
     match_->cache->RecordRead(bytes, seconds.count());
     match_->cache->counters().restored_bytes += bytes;
+    match_->cache->counters().restored_memory_bytes += memory_bytes_read_;
   }
   Finish(shortened_ ? RestoreState::kShortened : RestoreState::kComplete, absl::OkStatus());
 }
@@ -546,6 +547,7 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
     {
       base::MutexLock lock(mutex_);
       result_.bytes_read += done.read.bytes;
+      if (done.operation->from_memory()) memory_bytes_read_ += done.read.bytes;
     }
     Fault fault = done.read.fault;
     absl::Status status = done.read.use(done.operation->bytes(), &fault);

@@ -154,6 +154,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   uint64_t proven_blocks_ = 0;  // without early release: blocks before it are in the destinations already
   uint64_t layers_told_ = 0;    // with early release: that are ready, in this attempt
   bool shortened_ = false;
+  uint64_t memory_bytes_read_ = 0;  // of all bytes read: those that were in memory
 
   mutable base::Mutex mutex_;
   base::CondVar changed_;

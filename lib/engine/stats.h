@@ -35,6 +35,12 @@ struct Stats {
   uint64_t inexact_dropped = 0;
   uint64_t blocks_expired = 0, blocks_not_admitted = 0;
   uint64_t unfreed_bytes = 0;  // of blocks that are gone, in records that are kept for the blocks before them
+  uint64_t restored_memory_bytes = 0;
+  uint64_t memory_capacity_bytes = 0, memory_bytes = 0, memory_dirty_bytes = 0;
+  uint64_t pinned_bytes = 0, pin_capacity_bytes = 0;
+  uint64_t memory_gets = 0, memory_get_bytes = 0, storage_gets = 0, storage_get_bytes = 0;
+  uint64_t memory_promotions = 0, memory_promoted_bytes = 0, memory_evictions = 0, memory_evicted_bytes = 0;
+  uint64_t memory_bypasses = 0, memory_lost = 0;
 };
 
 }  // namespace kvstrata::core::engine

@@ -18,7 +18,26 @@ constexpr uint64_t kOverheadBytes = 256;
 // Requests complete inside Submit, so nothing queues; the bound only keeps a batch from being absurd.
 constexpr uint64_t kMaxRequests = 1u << 20;
 
+Result OutOfMemory(uint64_t bytes) {
+  return {base::MakeStatus(base::Code::kOutOfMemory, "put", std::to_string(bytes) + " bytes"), 0};
+}
+
 }  // namespace
+
+// Its `stored` bytes have been reserved.
+class MemoryStorage::Record final : public HeldRecord {
+ public:
+  Record(std::shared_ptr<Used> used, uint64_t stored) : used_(std::move(used)), stored_(stored) {}
+  ~Record() override { *used_ -= stored_; }
+  base::ByteView payload() const override { return bytes; }
+
+  std::vector<std::byte> bytes;
+  std::vector<std::byte> meta;
+
+ private:
+  const std::shared_ptr<Used> used_;
+  const uint64_t stored_;
+};
 
 MemoryStorage::MemoryStorage(const MemoryOptions& options) : options_(options), gate_(kMaxRequests) {}
 
@@ -37,20 +56,23 @@ Result MemoryStorage::DoPut(const Put& put) {
   const uint64_t payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
   const uint64_t stored = StoredBytes(payload_bytes, put.meta.size());
   if (absl::Status status = Reserve(stored); !status.ok()) return {status, 0};
-  std::shared_ptr<const Record> old;
+  std::shared_ptr<Record> record, old;
   try {
-    auto record = std::make_shared<Record>();
-    record->payload.reserve(static_cast<size_t>(payload_bytes));
-    for (const base::ByteView part : put.parts) record->payload.insert(record->payload.end(), part.begin(), part.end());
+    record = std::make_shared<Record>(used_bytes_, stored);
+  } catch (const std::bad_alloc&) {
+    *used_bytes_ -= stored;
+    return OutOfMemory(stored);
+  }
+  try {
+    record->bytes.reserve(static_cast<size_t>(payload_bytes));
+    for (const base::ByteView part : put.parts) record->bytes.insert(record->bytes.end(), part.begin(), part.end());
     record->meta.assign(put.meta.begin(), put.meta.end());
     base::MutexLock lock(mutex_);
-    std::shared_ptr<const Record>& slot = records_[put.key];
+    std::shared_ptr<Record>& slot = records_[put.key];
     old = std::exchange(slot, std::move(record));
   } catch (const std::bad_alloc&) {
-    Release(stored);
-    return {base::MakeStatus(base::Code::kOutOfMemory, "put", std::to_string(stored) + " bytes"), 0};
+    return OutOfMemory(stored);
   }
-  if (old != nullptr) Release(StoredBytes(old->payload.size(), old->meta.size()));
   return {absl::OkStatus(), payload_bytes};
 }
 
@@ -62,12 +84,12 @@ Result MemoryStorage::DoGet(const Get& get) {
     if (found == records_.end()) return {base::MakeStatus(base::Code::kNotFound, "key", "no such record"), 0};
     record = found->second;
   }
-  absl::Status status = CheckRange(get.offset, get.destination.size(), record->payload.size());
+  absl::Status status = CheckRange(get.offset, get.destination.size(), record->bytes.size());
   if (!status.ok()) return {std::move(status), 0};
-  const base::ByteView payload = record->payload;
+  const base::ByteView payload = record->bytes;
   const base::ByteView range = payload.subspan(static_cast<size_t>(get.offset), get.destination.size());
   std::copy(range.begin(), range.end(), get.destination.begin());
-  return {absl::OkStatus(), get.destination.size()};
+  return {absl::OkStatus(), get.destination.size(), /*from_memory=*/true};
 }
 
 absl::Status MemoryStorage::Reserve(uint64_t bytes) {
@@ -76,19 +98,15 @@ absl::Status MemoryStorage::Reserve(uint64_t bytes) {
         base::Code::kTooLarge, "put",
         std::to_string(bytes) + " bytes, the capacity is " + std::to_string(options_.capacity_bytes));
   }
-  base::MutexLock lock(mutex_);
-  if (bytes > options_.capacity_bytes - used_bytes_) {
-    return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
-                            std::to_string(used_bytes_) + " of " + std::to_string(options_.capacity_bytes) +
-                                " bytes are used, " + std::to_string(bytes) + " more do not fit");
-  }
-  used_bytes_ += bytes;
+  uint64_t used = *used_bytes_;
+  do {
+    if (bytes > options_.capacity_bytes - used) {
+      return base::MakeStatus(base::Code::kNoSpace, "capacity_bytes",
+                              std::to_string(used) + " of " + std::to_string(options_.capacity_bytes) +
+                                  " bytes are used, " + std::to_string(bytes) + " more do not fit");
+    }
+  } while (!used_bytes_->compare_exchange_weak(used, used + bytes));
   return absl::OkStatus();
-}
-
-void MemoryStorage::Release(uint64_t bytes) {
-  base::MutexLock lock(mutex_);
-  used_bytes_ -= bytes;
 }
 
 absl::StatusOr<std::optional<uint64_t>> MemoryStorage::Stat(const Key& key) {
@@ -97,7 +115,7 @@ absl::StatusOr<std::optional<uint64_t>> MemoryStorage::Stat(const Key& key) {
   base::MutexLock lock(mutex_);
   const auto found = records_.find(key);
   if (found == records_.end()) return std::optional<uint64_t>();
-  return std::optional<uint64_t>(found->second->payload.size());
+  return std::optional<uint64_t>(found->second->bytes.size());
 }
 
 absl::Status MemoryStorage::Remove(const Key& key) {
@@ -110,7 +128,6 @@ absl::Status MemoryStorage::Remove(const Key& key) {
   if (found == records_.end()) return absl::OkStatus();
   old = std::move(found->second);
   records_.erase(found);
-  used_bytes_ -= StoredBytes(old->payload.size(), old->meta.size());
   return absl::OkStatus();
 }
 
@@ -132,7 +149,7 @@ absl::Status MemoryStorage::List(const Cursor& cursor, uint64_t limit, ListPage*
   for (; at != records_.end() && result.entries.size() < limit; ++at) {
     const Record& record = *at->second;
     result.entries.push_back(
-        {at->first, record.payload.size(), StoredBytes(record.payload.size(), record.meta.size()), record.meta});
+        {at->first, record.bytes.size(), StoredBytes(record.bytes.size(), record.meta.size()), record.meta});
     result.next = CursorAfter(0, at->first);
   }
   result.done = at == records_.end();
@@ -154,8 +171,15 @@ uint64_t MemoryStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes)
 
 uint64_t MemoryStorage::UsedBytes() const {
   if (gate_.InForkedChild()) return 0;
+  return *used_bytes_;
+}
+
+std::shared_ptr<HeldRecord> MemoryStorage::Hold(const Key& key) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return nullptr;
   base::MutexLock lock(mutex_);
-  return used_bytes_;
+  const auto found = records_.find(key);
+  return found == records_.end() ? nullptr : found->second;
 }
 
 absl::Status MemoryStorage::Close(std::chrono::nanoseconds patience) { return gate_.Close(patience); }

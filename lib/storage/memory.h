@@ -6,9 +6,11 @@
 // Invariants:
 //   I1. UsedBytes() <= capacity_bytes at every moment: the bytes of a put are reserved before they are copied, and
 //       those of the record that it replaces are released only afterwards.
-//   I2. A record is never changed after it was published; readers hold it by reference count, outside the lock.
+//   I2. A record is never changed after it was published; readers hold it by reference count, outside the lock. Its
+//       bytes are released with its last holder.
 #pragma once
 
+#include <atomic>
 #include <map>
 #include <memory>
 #include <vector>
@@ -38,25 +40,24 @@ class MemoryStorage final : public Storage {
   Capabilities capabilities() const override;
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override;
   uint64_t UsedBytes() const override;
+  std::shared_ptr<HeldRecord> Hold(const Key& key) override;
   absl::Status Close(std::chrono::nanoseconds patience) override;
 
  private:
-  struct Record {
-    std::vector<std::byte> payload;
-    std::vector<std::byte> meta;
-  };
+  using Used = std::atomic<uint64_t>;
+  class Record;
 
   Result DoPut(const Put& put);
   Result DoGet(const Get& get);
   absl::Status Reserve(uint64_t bytes);
-  void Release(uint64_t bytes);
 
   const MemoryOptions options_;
   Gate gate_;
   mutable base::Mutex mutex_;
   // Ordered, so that a cursor is simply the last key returned.
-  std::map<Key, std::shared_ptr<const Record>> records_ ABSL_GUARDED_BY(mutex_);
-  uint64_t used_bytes_ ABSL_GUARDED_BY(mutex_) = 0;
+  std::map<Key, std::shared_ptr<Record>> records_ ABSL_GUARDED_BY(mutex_);
+  // Shared with the records, which may outlive the store.
+  const std::shared_ptr<Used> used_bytes_ = std::make_shared<Used>(0);
 };
 
 }  // namespace kvstrata::core::storage

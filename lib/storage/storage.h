@@ -255,6 +255,10 @@ class Storage {
   // Nothing where there is no tier of memory.
   virtual std::optional<TierStats> Tier() const { return std::nullopt; }
 
+  // Waits until every put and remove that completed before the call has been carried out in the lowest tier: kTimeout
+  // when that has not come to pass after `patience`. At once where there is one tier only.
+  virtual absl::Status Drain(std::chrono::nanoseconds /*patience*/) { return absl::OkStatus(); }
+
   // Refuses new calls from now on and waits until the accepted requests have completed and other calls have returned;
   // kTimeout when they have not after `patience`: they still complete later, and Close may be called again. Closing
   // twice is OK. Does not make anything durable: call Sync before.

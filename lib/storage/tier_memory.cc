@@ -36,9 +36,9 @@ TierRecord::~TierRecord() {
   memory_->used_bytes_ -= TierMemory::Cost(bytes_, meta_.size());
 }
 
-TierMemory::TierMemory(uint64_t capacity_bytes, base::Allocator* allocator)
-    : capacity_bytes_(capacity_bytes), allocator_(allocator) {
-  if (allocator == nullptr) arena_.emplace(capacity_bytes);
+TierMemory::TierMemory(uint64_t capacity_bytes, std::shared_ptr<base::Allocator> allocator)
+    : capacity_bytes_(capacity_bytes), allocator_(std::move(allocator)) {
+  if (allocator_ == nullptr) arena_.emplace(capacity_bytes);
 }
 
 uint64_t TierMemory::Cost(uint64_t bytes, uint64_t meta_bytes) {

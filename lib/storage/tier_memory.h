@@ -44,8 +44,8 @@ class TierRecord final : public HeldRecord {
 
 class TierMemory : public std::enable_shared_from_this<TierMemory> {
  public:
-  // `allocator` (null: huge pages, taken from the system where they are touched) must outlive every record.
-  TierMemory(uint64_t capacity_bytes, base::Allocator* allocator);
+  // Without an allocator: huge pages, taken from the system where they are touched.
+  TierMemory(uint64_t capacity_bytes, std::shared_ptr<base::Allocator> allocator);
 
   // A record with room for `bytes` of payload; null where there is none, in bytes or in one piece.
   std::shared_ptr<TierRecord> Make(uint64_t bytes, base::ByteView meta);
@@ -62,7 +62,7 @@ class TierMemory : public std::enable_shared_from_this<TierMemory> {
   bool Count(uint64_t cost);
 
   const uint64_t capacity_bytes_;
-  base::Allocator* const allocator_;
+  const std::shared_ptr<base::Allocator> allocator_;
   std::optional<HugeArena> arena_;
   std::atomic<uint64_t> used_bytes_{0};
 };

@@ -29,7 +29,7 @@ TieredStorage::TieredStorage(TieredOptions options)
       write_(options.write),
       promotion_(options.promotion),
       max_dirty_bytes_(options.dirty_bytes == 0 ? options.memory_bytes / 2 : options.dirty_bytes),
-      memory_(std::make_shared<TierMemory>(options.memory_bytes, options.allocator)),
+      memory_(std::make_shared<TierMemory>(options.memory_bytes, std::move(options.allocator))),
       gate_(lower_->capabilities().max_requests) {
   base::MutexLock lock(mutex_);
   if (promotion_ == Promotion::kSecondHit) sightings_.resize(kSightings);
@@ -231,7 +231,8 @@ void TieredStorage::Complete(void* user, const Result& result) {
 }
 
 void TieredStorage::FinishGet(Below& below, const Result& result) {
-  below.completion.Run(result);
+  // Of this tier's memory: what the lower one keeps in memory is its own affair.
+  below.completion.Run({result.status, result.bytes, /*from_memory=*/false});
   {
     base::MutexLock lock(mutex_);
     if (result.status.ok()) {
@@ -327,10 +328,17 @@ absl::Status TieredStorage::Remove(const Key& key) {
   return status;
 }
 
+absl::Status TieredStorage::Drain(std::chrono::nanoseconds patience) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  if (DrainUntil(base::DeadlineAfter(patience))) return absl::OkStatus();
+  return base::MakeStatus(base::Code::kTimeout, "patience", "the storage below has not taken all records in time");
+}
+
 absl::Status TieredStorage::Sync() {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return pass.status();
-  Drain(base::DeadlineAfter(std::chrono::nanoseconds::max()));
+  DrainUntil(base::DeadlineAfter(std::chrono::nanoseconds::max()));
   absl::Status status = TakeFailures();
   status.Update(lower_->Sync());
   return status;
@@ -339,7 +347,7 @@ absl::Status TieredStorage::Sync() {
 absl::Status TieredStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return pass.status();
-  Drain(base::DeadlineAfter(std::chrono::nanoseconds::max()));
+  DrainUntil(base::DeadlineAfter(std::chrono::nanoseconds::max()));
   if (absl::Status status = lower_->List(cursor, limit, page); !status.ok()) return status;
   base::MutexLock lock(mutex_);
   std::erase_if(page->entries, [this](const ListEntry& entry) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {

@@ -49,8 +49,8 @@ struct TieredOptions {
   uint64_t dirty_bytes = 0;
   WritePolicy write = WritePolicy::kThrough;
   Promotion promotion = Promotion::kAlways;
-  // Null: huge pages. Else it must outlive every record that was ever held.
-  base::Allocator* allocator = nullptr;
+  // Null: huge pages.
+  std::shared_ptr<base::Allocator> allocator;
 };
 
 class TieredStorage final : public Storage {
@@ -75,6 +75,7 @@ class TieredStorage final : public Storage {
   std::optional<uint64_t> FreeBytes() const override { return lower_->FreeBytes(); }
   std::shared_ptr<HeldRecord> Hold(const Key& key) override;
   std::optional<TierStats> Tier() const override;
+  absl::Status Drain(std::chrono::nanoseconds patience) override;
   // Lowest tier last: what is dirty goes below first.
   absl::Status Close(std::chrono::nanoseconds patience) override;
 
@@ -164,7 +165,7 @@ class TieredStorage final : public Storage {
   void Review(Slot& slot) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool WantsPromotion(const Key& key) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Waits until nothing is owed of what was owed at the time of the call; false when `deadline` came before.
-  bool Drain(std::chrono::steady_clock::time_point deadline);
+  bool DrainUntil(std::chrono::steady_clock::time_point deadline);
   bool OwesSince(uint64_t until) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // What has failed below since it was last asked.
   absl::Status TakeFailures();

@@ -235,7 +235,7 @@ void TieredStorage::EndWork() {
 
 bool TieredStorage::OwesSince(uint64_t until) const { return !owing_.empty() && owing_.first()->owed <= until; }
 
-bool TieredStorage::Drain(std::chrono::steady_clock::time_point deadline) {
+bool TieredStorage::DrainUntil(std::chrono::steady_clock::time_point deadline) {
   base::MutexLock lock(mutex_);
   const uint64_t until = last_owed_;
   while (OwesSince(until)) {
@@ -259,7 +259,7 @@ absl::Status TieredStorage::Close(std::chrono::nanoseconds patience) {
     base::MutexLock lock(mutex_);
     to_promote_.clear();
   }
-  const bool drained = Drain(deadline);
+  const bool drained = DrainUntil(deadline);
   {
     base::MutexLock lock(mutex_);
     while (drained && working_ > 0 && changed_.WaitUntil(mutex_, deadline)) {

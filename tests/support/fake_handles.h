@@ -16,6 +16,7 @@ struct Destroy {
   void operator()(kvstrata_layout* handle) const { kvstrata_layout_destroy(handle); }
   void operator()(kvstrata_namespace* handle) const { kvstrata_namespace_destroy(handle); }
   void operator()(kvstrata_match* handle) const { kvstrata_match_destroy(handle); }
+  void operator()(kvstrata_pin* handle) const { kvstrata_pin_destroy(handle); }
   void operator()(kvstrata_plan* handle) const { kvstrata_plan_destroy(handle); }
   void operator()(kvstrata_writer* handle) const { kvstrata_writer_destroy(handle); }
 };
@@ -27,6 +28,7 @@ using CacheHandle = Handle<kvstrata_cache>;
 using LayoutHandle = Handle<kvstrata_layout>;
 using NamespaceHandle = Handle<kvstrata_namespace>;
 using MatchHandle = Handle<kvstrata_match>;
+using PinHandle = Handle<kvstrata_pin>;
 using PlanHandle = Handle<kvstrata_plan>;
 using WriterHandle = Handle<kvstrata_writer>;
 

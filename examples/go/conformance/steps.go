@@ -268,7 +268,9 @@ func (c *testCase) openCache(s *step) (answers, error) {
 		MaxBlocks: uint32(s.number("max_blocks")), EvictionPolicy: int32(s.number("eviction_policy")),
 		Admission: int32(s.number("admission")), HighPercent: uint32(s.number("high_percent")),
 		LowPercent: uint32(s.number("low_percent")), GhostBytes: s.number("ghost_bytes"), KeepFreeBytes: s.number("keep_free_bytes"),
-		Lane: s.number("lane")}
+		Lane: s.number("lane"),
+		MemoryBytes: s.number("memory_bytes"), MemoryDirtyBytes: s.number("memory_dirty_bytes"),
+		MemoryWrite: int32(s.number("memory_write")), MemoryPromotion: int32(s.number("memory_promotion"))}
 	if path, ok := s.value("path"); ok {
 		options.Path = filepath.Join(c.folder, path)
 	}

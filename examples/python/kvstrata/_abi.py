@@ -94,6 +94,11 @@ KVSTRATA_EVICT_LRU = 0
 KVSTRATA_EVICT_FREQUENCY = 1
 KVSTRATA_ADMIT_ALWAYS = 0
 KVSTRATA_ADMIT_SECOND_SIGHT = 1
+KVSTRATA_WRITE_THROUGH = 0
+KVSTRATA_WRITE_BACK = 1
+KVSTRATA_PROMOTE_ON_HIT = 0
+KVSTRATA_PROMOTE_ON_SECOND_HIT = 1
+KVSTRATA_PROMOTE_NEVER = 2
 KVSTRATA_EVENT_BLOCK_STORED = 1
 KVSTRATA_EVENT_BLOCK_REMOVED = 2
 KVSTRATA_EVENT_SNAPSHOT_STORED = 3
@@ -369,6 +374,10 @@ class kvstrata_cache_options(Structure):
         ("ghost_bytes", c_uint64),
         ("keep_free_bytes", c_uint64),
         ("lane", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("memory_dirty_bytes", c_uint64),
+        ("memory_write", c_int32),
+        ("memory_promotion", c_int32),
     ]
 
 
@@ -444,6 +453,22 @@ class kvstrata_stats(Structure):
         ("blocks_expired", c_uint64),
         ("blocks_not_admitted", c_uint64),
         ("unfreed_bytes", c_uint64),
+        ("restored_memory_bytes", c_uint64),
+        ("memory_capacity_bytes", c_uint64),
+        ("memory_bytes", c_uint64),
+        ("memory_dirty_bytes", c_uint64),
+        ("pinned_bytes", c_uint64),
+        ("pin_capacity_bytes", c_uint64),
+        ("memory_gets", c_uint64),
+        ("memory_get_bytes", c_uint64),
+        ("storage_gets", c_uint64),
+        ("storage_get_bytes", c_uint64),
+        ("memory_promotions", c_uint64),
+        ("memory_promoted_bytes", c_uint64),
+        ("memory_evictions", c_uint64),
+        ("memory_evicted_bytes", c_uint64),
+        ("memory_bypasses", c_uint64),
+        ("memory_lost", c_uint64),
     ]
 
 
@@ -563,6 +588,28 @@ class kvstrata_match_info(Structure):
         ("bytes_to_read", c_uint64),
         ("restore_seconds", c_double),
         ("recompute_seconds", c_double),
+    ]
+
+
+class kvstrata_pin_info(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("reserved0", c_uint32),
+        ("first_token", c_uint64),
+        ("end_token", c_uint64),
+        ("range_count", c_uint64),
+        ("held_bytes", c_uint64),
+    ]
+
+
+class kvstrata_pin_range(Structure):
+    _fields_ = [
+        ("struct_size", c_uint32),
+        ("stream", c_uint32),
+        ("first_row", c_uint64),
+        ("rows", c_uint64),
+        ("data", c_void_p),
+        ("bytes", c_uint64),
     ]
 
 
@@ -688,6 +735,10 @@ FUNCTIONS = {
     "kvstrata_match_limit": (c_int32, [c_void_p, c_uint64, POINTER(kvstrata_error)]),
     "kvstrata_match_agree": (c_int32, [POINTER(c_void_p), c_uint64, POINTER(c_uint64), POINTER(kvstrata_error)]),
     "kvstrata_match_first_difference": (c_int32, [c_void_p, POINTER(c_uint64), POINTER(kvstrata_error)]),
+    "kvstrata_match_pin": (c_int32, [c_void_p, POINTER(c_void_p), POINTER(kvstrata_error)]),
+    "kvstrata_pin_get_info": (c_int32, [c_void_p, POINTER(kvstrata_pin_info), POINTER(kvstrata_error)]),
+    "kvstrata_pin_get_range": (c_int32, [c_void_p, c_uint64, POINTER(kvstrata_pin_range), POINTER(kvstrata_error)]),
+    "kvstrata_pin_destroy": (None, [c_void_p]),
     "kvstrata_plan_create": (c_int32, [c_void_p, POINTER(kvstrata_plan_options), POINTER(c_void_p),
         POINTER(kvstrata_error)]),
     "kvstrata_plan_segment_count": (c_uint64, [c_void_p]),

@@ -207,6 +207,10 @@ static kvstrata_status step_cache(case_state* state, const line* step, answers* 
   options.ghost_bytes = number_of(step, "ghost_bytes", 0);
   options.keep_free_bytes = number_of(step, "keep_free_bytes", 0);
   options.lane = number_of(step, "lane", 0);
+  options.memory_bytes = number_of(step, "memory_bytes", 0);
+  options.memory_dirty_bytes = number_of(step, "memory_dirty_bytes", 0);
+  options.memory_write = (int32_t)number_of(step, "memory_write", 0);
+  options.memory_promotion = (int32_t)number_of(step, "memory_promotion", 0);
   kvstrata_cache* cache = NULL;
   const kvstrata_status status = kvstrata_cache_open(&options, &cache, &state->error);
   if (status == KVSTRATA_OK) new_thing(state, step->name, THING_CACHE, cache);

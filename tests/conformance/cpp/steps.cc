@@ -116,6 +116,10 @@ result<Answers> Case::OpenCache(const Step& step) {
   options.ghost_bytes = step.Number("ghost_bytes");
   options.keep_free_bytes = step.Number("keep_free_bytes");
   options.lane = step.Number("lane");
+  options.memory_bytes = step.Number("memory_bytes");
+  options.memory_dirty_bytes = step.Number("memory_dirty_bytes");
+  options.memory_write = static_cast<write_policy>(step.Number("memory_write"));
+  options.memory_promotion = static_cast<promotion>(step.Number("memory_promotion"));
   if (!step.Value("storage")) {
     result<cache> made = cache::open(options);
     if (!made) return made.error();

@@ -21,6 +21,7 @@ struct Handles {
   CacheHandle cache;
   NamespaceHandle space;
   MatchHandle match;
+  PinHandle pin;
   PlanHandle plan;
   WriterHandle writer;
 };
@@ -97,6 +98,21 @@ std::vector<Function> OfCaches() {
        [](Handles& h, kvstrata_error* e) {
          auto out = Sized<kvstrata_match_info>();
          return kvstrata_match_get_info(h.match.get(), &out, e);
+       }},
+      {"kvstrata_match_pin", refused,
+       [](Handles& h, kvstrata_error* e) {
+         PinHandle out;
+         return kvstrata_match_pin(h.match.get(), Out(out), e);
+       }},
+      {"kvstrata_pin_get_info", answers,
+       [](Handles& h, kvstrata_error* e) {
+         auto out = Sized<kvstrata_pin_info>();
+         return kvstrata_pin_get_info(h.pin.get(), &out, e);
+       }},
+      {"kvstrata_pin_get_range", answers,
+       [](Handles& h, kvstrata_error* e) {
+         auto out = Sized<kvstrata_pin_range>();
+         return kvstrata_pin_get_range(h.pin.get(), 0, &out, e);
        }},
       {"kvstrata_match_renew", refused,
        [](Handles& h, kvstrata_error* e) { return kvstrata_match_renew(h.match.get(), 0, e); }},
@@ -178,19 +194,21 @@ const std::set<std::string>& Others() {
       "kvstrata_layout_opaque",         "kvstrata_layout_get_info",    "kvstrata_layout_get_stream",
       "kvstrata_layout_snapshot_bytes", "kvstrata_layout_rows_at",     "kvstrata_layout_text",
       "kvstrata_layout_destroy",        "kvstrata_cache_destroy",      "kvstrata_namespace_destroy",
-      "kvstrata_match_destroy",         "kvstrata_plan_destroy",       "kvstrata_plan_cancel",
-      "kvstrata_plan_segment_count",    "kvstrata_writer_destroy"};
+      "kvstrata_match_destroy",         "kvstrata_pin_destroy",        "kvstrata_plan_destroy",
+      "kvstrata_plan_cancel",           "kvstrata_plan_segment_count", "kvstrata_writer_destroy"};
   return kNames;
 }
 
 // One handle of each kind, the plan ended.
 Handles MakeHandles(World* world) {
   Handles handles;
+  world->options.memory_bytes = 8 << 20;
   world->Open();
   world->StoreSequence(Stored());
   auto info = Sized<kvstrata_match_info>();
   handles.match = world->LookUp(Longer(Stored()), &info);
   REQUIRE(info.usable_tokens == 70);
+  REQUIRE(kvstrata_match_pin(handles.match.get(), Out(handles.pin), nullptr) == KVSTRATA_OK);
   REQUIRE(kvstrata_plan_create(handles.match.get(), nullptr, Out(handles.plan), nullptr) == KVSTRATA_OK);
   kvstrata_plan_cancel(handles.plan.get());
   REQUIRE(kvstrata_writer_open(world->space.get(), handles.match.get(), nullptr, Out(handles.writer), nullptr) ==

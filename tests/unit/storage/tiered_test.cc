@@ -372,7 +372,7 @@ TEST_CASE("memory comes from the allocator that is given") {
   } allocator;
   {
     storage::TieredOptions options;
-    options.allocator = &allocator;
+    options.allocator = std::shared_ptr<base::Allocator>(std::shared_ptr<void>(), &allocator);
     Tiers tiers(options);
     REQUIRE(PutNow(*tiers.store, KeyOf(1), Block(1) + "x").status.ok());
     CHECK(allocator.taken == 2 * kPage);

@@ -99,6 +99,11 @@ pub const KVSTRATA_EVICT_LRU: i32 = 0;
 pub const KVSTRATA_EVICT_FREQUENCY: i32 = 1;
 pub const KVSTRATA_ADMIT_ALWAYS: i32 = 0;
 pub const KVSTRATA_ADMIT_SECOND_SIGHT: i32 = 1;
+pub const KVSTRATA_WRITE_THROUGH: i32 = 0;
+pub const KVSTRATA_WRITE_BACK: i32 = 1;
+pub const KVSTRATA_PROMOTE_ON_HIT: i32 = 0;
+pub const KVSTRATA_PROMOTE_ON_SECOND_HIT: i32 = 1;
+pub const KVSTRATA_PROMOTE_NEVER: i32 = 2;
 pub const KVSTRATA_EVENT_BLOCK_STORED: i32 = 1;
 pub const KVSTRATA_EVENT_BLOCK_REMOVED: i32 = 2;
 pub const KVSTRATA_EVENT_SNAPSHOT_STORED: i32 = 3;
@@ -171,6 +176,11 @@ pub struct kvstrata_match {
 
 #[repr(C)]
 pub struct kvstrata_plan {
+    _opaque: [u8; 0],
+}
+
+#[repr(C)]
+pub struct kvstrata_pin {
     _opaque: [u8; 0],
 }
 
@@ -520,6 +530,10 @@ pub struct kvstrata_cache_options {
     pub ghost_bytes: u64,
     pub keep_free_bytes: u64,
     pub lane: u64,
+    pub memory_bytes: u64,
+    pub memory_dirty_bytes: u64,
+    pub memory_write: i32,
+    pub memory_promotion: i32,
 }
 impl Default for kvstrata_cache_options {
     fn default() -> Self {
@@ -611,6 +625,22 @@ pub struct kvstrata_stats {
     pub blocks_expired: u64,
     pub blocks_not_admitted: u64,
     pub unfreed_bytes: u64,
+    pub restored_memory_bytes: u64,
+    pub memory_capacity_bytes: u64,
+    pub memory_bytes: u64,
+    pub memory_dirty_bytes: u64,
+    pub pinned_bytes: u64,
+    pub pin_capacity_bytes: u64,
+    pub memory_gets: u64,
+    pub memory_get_bytes: u64,
+    pub storage_gets: u64,
+    pub storage_get_bytes: u64,
+    pub memory_promotions: u64,
+    pub memory_promoted_bytes: u64,
+    pub memory_evictions: u64,
+    pub memory_evicted_bytes: u64,
+    pub memory_bypasses: u64,
+    pub memory_lost: u64,
 }
 impl Default for kvstrata_stats {
     fn default() -> Self {
@@ -814,6 +844,44 @@ impl Default for kvstrata_match_info {
 
 #[repr(C)]
 #[derive(Clone, Copy)]
+pub struct kvstrata_pin_info {
+    pub struct_size: u32,
+    pub reserved0: u32,
+    pub first_token: u64,
+    pub end_token: u64,
+    pub range_count: u64,
+    pub held_bytes: u64,
+}
+impl Default for kvstrata_pin_info {
+    fn default() -> Self {
+        // SAFETY: all bytes zero is a value of every member.
+        let mut value: Self = unsafe { core::mem::zeroed() };
+        value.struct_size = core::mem::size_of::<Self>() as u32;
+        value
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct kvstrata_pin_range {
+    pub struct_size: u32,
+    pub stream: u32,
+    pub first_row: u64,
+    pub rows: u64,
+    pub data: *const c_void,
+    pub bytes: u64,
+}
+impl Default for kvstrata_pin_range {
+    fn default() -> Self {
+        // SAFETY: all bytes zero is a value of every member.
+        let mut value: Self = unsafe { core::mem::zeroed() };
+        value.struct_size = core::mem::size_of::<Self>() as u32;
+        value
+    }
+}
+
+#[repr(C)]
+#[derive(Clone, Copy)]
 pub struct kvstrata_plan_result {
     pub struct_size: u32,
     pub state: i32,
@@ -966,6 +1034,10 @@ extern "C" {
     pub fn kvstrata_match_limit(r#match: *mut kvstrata_match, max_usable_tokens: u64, error: *mut kvstrata_error) -> kvstrata_status;
     pub fn kvstrata_match_agree(matches: *const *mut kvstrata_match, count: u64, out_usable_tokens: *mut u64, error: *mut kvstrata_error) -> kvstrata_status;
     pub fn kvstrata_match_first_difference(r#match: *mut kvstrata_match, out_position: *mut u64, error: *mut kvstrata_error) -> kvstrata_status;
+    pub fn kvstrata_match_pin(r#match: *const kvstrata_match, out: *mut *mut kvstrata_pin, error: *mut kvstrata_error) -> kvstrata_status;
+    pub fn kvstrata_pin_get_info(pin: *const kvstrata_pin, out: *mut kvstrata_pin_info, error: *mut kvstrata_error) -> kvstrata_status;
+    pub fn kvstrata_pin_get_range(pin: *const kvstrata_pin, index: u64, out: *mut kvstrata_pin_range, error: *mut kvstrata_error) -> kvstrata_status;
+    pub fn kvstrata_pin_destroy(pin: *mut kvstrata_pin);
     pub fn kvstrata_plan_create(r#match: *mut kvstrata_match, options: *const kvstrata_plan_options, out: *mut *mut kvstrata_plan, error: *mut kvstrata_error) -> kvstrata_status;
     pub fn kvstrata_plan_segment_count(plan: *const kvstrata_plan) -> u64;
     pub fn kvstrata_plan_get_segment(plan: *const kvstrata_plan, index: u64, out: *mut kvstrata_plan_segment, error: *mut kvstrata_error) -> kvstrata_status;

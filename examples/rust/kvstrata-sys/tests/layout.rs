@@ -200,7 +200,7 @@ fn kvstrata_allocator_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_cache_options_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_cache_options>(), 136);
+    assert_eq!(size_of::<kvstrata_cache_options>(), 160);
     assert_eq!(offset_of!(kvstrata_cache_options, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_cache_options, flags), 4);
     assert_eq!(offset_of!(kvstrata_cache_options, path), 8);
@@ -222,6 +222,10 @@ fn kvstrata_cache_options_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_cache_options, ghost_bytes), 112);
     assert_eq!(offset_of!(kvstrata_cache_options, keep_free_bytes), 120);
     assert_eq!(offset_of!(kvstrata_cache_options, lane), 128);
+    assert_eq!(offset_of!(kvstrata_cache_options, memory_bytes), 136);
+    assert_eq!(offset_of!(kvstrata_cache_options, memory_dirty_bytes), 144);
+    assert_eq!(offset_of!(kvstrata_cache_options, memory_write), 152);
+    assert_eq!(offset_of!(kvstrata_cache_options, memory_promotion), 156);
 }
 
 #[test]
@@ -235,7 +239,7 @@ fn kvstrata_close_info_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_stats_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_stats>(), 600);
+    assert_eq!(size_of::<kvstrata_stats>(), 728);
     assert_eq!(offset_of!(kvstrata_stats, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_stats, reserved0), 4);
     assert_eq!(offset_of!(kvstrata_stats, lookups), 8);
@@ -297,6 +301,22 @@ fn kvstrata_stats_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_stats, blocks_expired), 576);
     assert_eq!(offset_of!(kvstrata_stats, blocks_not_admitted), 584);
     assert_eq!(offset_of!(kvstrata_stats, unfreed_bytes), 592);
+    assert_eq!(offset_of!(kvstrata_stats, restored_memory_bytes), 600);
+    assert_eq!(offset_of!(kvstrata_stats, memory_capacity_bytes), 608);
+    assert_eq!(offset_of!(kvstrata_stats, memory_bytes), 616);
+    assert_eq!(offset_of!(kvstrata_stats, memory_dirty_bytes), 624);
+    assert_eq!(offset_of!(kvstrata_stats, pinned_bytes), 632);
+    assert_eq!(offset_of!(kvstrata_stats, pin_capacity_bytes), 640);
+    assert_eq!(offset_of!(kvstrata_stats, memory_gets), 648);
+    assert_eq!(offset_of!(kvstrata_stats, memory_get_bytes), 656);
+    assert_eq!(offset_of!(kvstrata_stats, storage_gets), 664);
+    assert_eq!(offset_of!(kvstrata_stats, storage_get_bytes), 672);
+    assert_eq!(offset_of!(kvstrata_stats, memory_promotions), 680);
+    assert_eq!(offset_of!(kvstrata_stats, memory_promoted_bytes), 688);
+    assert_eq!(offset_of!(kvstrata_stats, memory_evictions), 696);
+    assert_eq!(offset_of!(kvstrata_stats, memory_evicted_bytes), 704);
+    assert_eq!(offset_of!(kvstrata_stats, memory_bypasses), 712);
+    assert_eq!(offset_of!(kvstrata_stats, memory_lost), 720);
 }
 
 #[test]
@@ -416,6 +436,28 @@ fn kvstrata_match_info_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_match_info, bytes_to_read), 96);
     assert_eq!(offset_of!(kvstrata_match_info, restore_seconds), 104);
     assert_eq!(offset_of!(kvstrata_match_info, recompute_seconds), 112);
+}
+
+#[test]
+fn kvstrata_pin_info_is_laid_out_as_in_c() {
+    assert_eq!(size_of::<kvstrata_pin_info>(), 40);
+    assert_eq!(offset_of!(kvstrata_pin_info, struct_size), 0);
+    assert_eq!(offset_of!(kvstrata_pin_info, reserved0), 4);
+    assert_eq!(offset_of!(kvstrata_pin_info, first_token), 8);
+    assert_eq!(offset_of!(kvstrata_pin_info, end_token), 16);
+    assert_eq!(offset_of!(kvstrata_pin_info, range_count), 24);
+    assert_eq!(offset_of!(kvstrata_pin_info, held_bytes), 32);
+}
+
+#[test]
+fn kvstrata_pin_range_is_laid_out_as_in_c() {
+    assert_eq!(size_of::<kvstrata_pin_range>(), 40);
+    assert_eq!(offset_of!(kvstrata_pin_range, struct_size), 0);
+    assert_eq!(offset_of!(kvstrata_pin_range, stream), 4);
+    assert_eq!(offset_of!(kvstrata_pin_range, first_row), 8);
+    assert_eq!(offset_of!(kvstrata_pin_range, rows), 16);
+    assert_eq!(offset_of!(kvstrata_pin_range, data), 24);
+    assert_eq!(offset_of!(kvstrata_pin_range, bytes), 32);
 }
 
 #[test]

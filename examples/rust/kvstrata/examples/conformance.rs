@@ -488,6 +488,10 @@ impl Case {
             ghost_bytes: step.number("ghost_bytes"),
             keep_free_bytes: step.number("keep_free_bytes"),
             lane: step.number("lane"),
+            memory_bytes: step.number("memory_bytes"),
+            memory_dirty_bytes: step.number("memory_dirty_bytes"),
+            memory_write: step.number("memory_write") as i32,
+            memory_promotion: step.number("memory_promotion") as i32,
         })?;
         if let Some(table) = table {
             table.1.store(true, Ordering::SeqCst);

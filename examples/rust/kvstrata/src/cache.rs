@@ -54,6 +54,13 @@ pub struct CacheOptions {
     pub keep_free_bytes: u64,
     /// Of the store at `path`, that this process writes; `u64::MAX`: the lowest that is free.
     pub lane: u64,
+    /// A tier of memory over the store at `path`, or over `storage`.
+    pub memory_bytes: u64,
+    pub memory_dirty_bytes: u64,
+    /// `KVSTRATA_WRITE_*`
+    pub memory_write: i32,
+    /// `KVSTRATA_PROMOTE_*`
+    pub memory_promotion: i32,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -142,6 +149,10 @@ impl Cache {
             ghost_bytes: options.ghost_bytes,
             keep_free_bytes: options.keep_free_bytes,
             lane: options.lane,
+            memory_bytes: options.memory_bytes,
+            memory_dirty_bytes: options.memory_dirty_bytes,
+            memory_write: options.memory_write,
+            memory_promotion: options.memory_promotion,
             ..Default::default()
         };
         // SAFETY: everything that `c` points to lives through the call; so below.
