@@ -54,19 +54,20 @@ class ChainIndex {
     return index;
   }
 
-  // The same beside a writer. False when it has changed something meanwhile: `same` may then have seen anything.
+  // The same beside a writer. What is found stands for itself, as far as `same` proves it; that there is nothing, only
+  // a chain at rest says: false when the writer was at work.
   template <typename Same>
   bool TryFind(uint64_t hash, Same&& same, uint32_t* found) const {
     const uint64_t version = version_.load(std::memory_order_acquire);
-    if (version % 2 != 0) return false;
     uint32_t steps = 0;
     bool lost = false;
-    // Links that change under a reader can lead it round in a circle.
+    // Links that change again and again can lead a reader round in a circle.
     *found = Find(hash, [&](uint32_t index) {
       lost = ++steps % kCheckSteps == 0 && version_.load(std::memory_order_relaxed) != version;
       return lost || same(index);
     });
-    return !lost && version_.load(std::memory_order_relaxed) == version;
+    if (lost) return false;
+    return *found != kNone || (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version);
   }
 
   // `count`: how many elements there are with this one.

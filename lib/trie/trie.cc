@@ -172,7 +172,7 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
     return base::MakeStatus(base::Code::kNoSpace, "max_blocks",
                             "the index is full with " + std::to_string(options_.max_blocks) + " blocks");
   }
-  if (!heap_.Reserve(live_count_ + 1)) return OutOfMemory();
+  if (!heap_.Reserve(leaf_count_ + 1)) return OutOfMemory();
   const uint32_t index = TakeSlot();
   if (index == kNone) return OutOfMemory();
 
@@ -215,8 +215,9 @@ Trie::Probe Trie::FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now,
   bool fits = false;
   const auto same = [&](uint32_t at) {
     const Node& node = nodes_[at];
-    if (KeyOf(node) != key) return false;
     generation = node.generation();
+    // Beside a writer the slot may get another block just now; then its generation is another one first.
+    if (KeyOf(node) != key || node.generation() != generation) return false;
     fits = node.depth() == depth && !HasExpired(node.expiry(), now);
     return true;
   };
@@ -472,6 +473,7 @@ void Trie::LinkChild(uint32_t parent, uint32_t child) {
   node.prev_sibling = kNone;
   node.next_sibling = above.has_children ? above.child_or_heap : kNone;
   if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = child;
+  if (parent == 0 || above.has_children) ++leaf_count_;  // else it takes its parent's place as a leaf
   above.has_children = 1;
   above.child_or_heap = child;
 }
@@ -486,6 +488,7 @@ void Trie::UnlinkChild(uint32_t child) {
     above.child_or_heap = node.next_sibling;
     above.has_children = node.next_sibling != kNone;
   }
+  if (node.up() == 0 || above.has_children) --leaf_count_;
   node.next_sibling = node.prev_sibling = kNone;
 }
 

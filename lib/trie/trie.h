@@ -8,8 +8,9 @@
 //
 // Thread rule: externally synchronised (the engine holds its lock around every call, const ones included with
 // respect to writers), but for TryMatch and TryPath, which any thread may call at any time. They read shared words
-// only: nodes never move nor go away, a probe of the hash is taken back when the writer has changed a chain meanwhile,
-// and a block that is live before and after is the same block with the same ancestors (I1, generations).
+// only: nodes never move nor go away, a probe of the hash that finds nothing is taken again when the writer has changed
+// a chain meanwhile, and a block that is live before and after is the same block with the same ancestors (I1,
+// generations).
 // No I/O, no threads, no clock: time comes in as an argument.
 //
 // Two clocks, both the caller's. A *tick* orders uses: any counter below 2^48 (larger values count as 2^48 - 1), shared
@@ -318,7 +319,7 @@ class Trie {
     uint64_t HashOf(uint32_t index) const { return (*nodes)[index].digest_lo.Get(); }  // uniform: it is a digest
     uint32_t NextOf(uint32_t index) const { return (*nodes)[index].hash_next.Get(); }
     void SetNext(uint32_t index, uint32_t next) const { (*nodes)[index].hash_next.Set(next); }
-    base::ChunkedArray<Node, 5>* nodes;
+    base::ChunkedArray<Node, 6>* nodes;
   };
 
   bool Exists(NodeRef ref) const;
@@ -358,12 +359,13 @@ class Trie {
 
   BlockKey root_key_;
   TrieOptions options_;
-  base::ChunkedArray<Node, 5> nodes_;  // 32 nodes a chunk: at 1,000 blocks a half-empty chunk costs 2.5 bytes a block
+  base::ChunkedArray<Node, 6> nodes_;  // 64 nodes a chunk: at 1,000 blocks a half-empty one is 2.6 bytes a block
   base::ChainIndex<HashLinks> hash_{HashLinks{&nodes_}};
-  base::ChunkedArray<uint32_t, 6> heap_;  // reserved for as many entries as there are live blocks: a push cannot fail
+  base::ChunkedArray<uint32_t, 6> heap_;            // reserved for leaf_count_ entries: a push cannot fail
   absl::flat_hash_map<uint32_t, uint32_t> leases_;  // leases taken on the node itself; few: one a held match
   uint64_t node_count_ = 0;                         // slots ever used, the root's included
   uint32_t heap_size_ = 0;
+  uint64_t leaf_count_ = 0;  // live blocks without children: as many as the heap ever holds
   uint32_t free_head_ = kNone;
   uint64_t sweep_cursor_ = 1;
   uint32_t next_expiry_ = 0;   // I9; 0: never

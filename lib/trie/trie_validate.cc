@@ -67,7 +67,8 @@ absl::Status Trie::ValidateTotals() const {
     if (index >= node_count_ || nodes_[index].state == kFree) return Broken("I5 lease", index);
     pins[index] += count;
   }
-  uint64_t live = 0, dead = 0, live_bytes = 0, dead_bytes = 0, leased_bytes = 0, leaves = 0, children = 0;
+  uint64_t live = 0, dead = 0, live_bytes = 0, dead_bytes = 0, leased_bytes = 0, leaves = 0, childless = 0,
+           children = 0;
   for (uint64_t i = 0; i < node_count_; ++i) {
     const Node& node = nodes_[i];
     if (node.state == kFree) continue;
@@ -79,6 +80,7 @@ absl::Status Trie::ValidateTotals() const {
     if (node.pins > 0) ++pins[node.up()];
     (node.state == kLive ? live : dead) += 1;
     (node.state == kLive ? live_bytes : dead_bytes) += node.bytes();
+    if (node.state == kLive && !node.has_children) ++childless;
     if (node.state == kLive && !node.has_children && node.pins == 0) ++leaves;
   }
   for (uint64_t i = 0; i < node_count_; ++i) {
@@ -89,6 +91,7 @@ absl::Status Trie::ValidateTotals() const {
   if (children != live) return Broken("I1 reachable", children);
   if (hashed != live) return Broken("I2 hashed", hashed);
   if (leaves != heap_size_) return Broken("I6 size", heap_size_);
+  if (childless != leaf_count_) return Broken("I8 leaves", leaf_count_);
   if (live != live_count_ || dead != dead_count_) return Broken("I8 blocks", live);
   if (live_bytes != live_bytes_ || dead_bytes != dead_bytes_) return Broken("I8 bytes", live_bytes);
   if (leased_bytes != leased_bytes_) return Broken("I8 leased bytes", leased_bytes);
