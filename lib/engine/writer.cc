@@ -331,11 +331,10 @@ absl::StatusOr<uint64_t> Writer::StoreRun(uint64_t block, uint64_t count) {
       status = there.status();
     }
     switch (base::CodeOf(status)) {
-      // Fewer blocks need less space and memory, fewer rows of the sources, and meet fewer puts of others.
+      // Fewer blocks need less space and staging memory, fewer rows of the sources, and meet fewer puts of others.
       case base::Code::kNoSpace:
       case base::Code::kTooLarge:
       case base::Code::kTimeout:
-      case base::Code::kOutOfMemory:
       case base::Code::kInvalidArgument:
       case base::Code::kUnsupported:
       case base::Code::kBusy: break;
