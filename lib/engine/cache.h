@@ -204,8 +204,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   bool IsRemoving(const storage::Key& key) const { return removing_.contains(key); }  // locked
   // The put of a record, or the one that has the block whose record this would be if it were a run's first. Locked.
   std::shared_ptr<Put> FindPut(const storage::Key& key) const;
-  void AddPut(const std::shared_ptr<Put>& put);                                       // locked
-  bool PinParent(Put& put);                                                           // locked
+  void AddPut(const std::shared_ptr<Put>& put);  // locked
+  bool PinParent(Put& put);                      // locked
   absl::Status SubmitPut(const std::shared_ptr<Put>& put, std::chrono::steady_clock::time_point deadline);
   // The put's I/O has ended; enters it and those that waited for it into the index. One that the medium had no room for
   // is tried again.
@@ -315,6 +315,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info);
   absl::Status CheckRecord(const storage::ListEntry& entry, const format::RecordMeta& meta, bool* replaced,
                            uint64_t* good_blocks);
+  bool WasReplaced(const storage::ListEntry& entry, const format::RecordMeta& meta);
   bool DetachByMeta(const format::RecordMeta& meta, uint64_t good_blocks, std::vector<Removal>* removals);
   void WorkerLoop(uint32_t index);
 
@@ -331,7 +332,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   std::atomic<bool> flush_failed_{false};
   std::shared_ptr<Cache> stuck_self_;  // set while a close has found requests stuck in the storage
   std::map<base::Digest128, std::shared_ptr<NameSpace>> namespaces_;  // by root digest
-  absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;  // a run's under each of its blocks
+  absl::flat_hash_map<storage::Key, std::shared_ptr<Put>> puts_;      // a run's under each of its blocks
   absl::flat_hash_set<storage::Key> removing_;
   std::list<std::shared_ptr<Lease>> leases_;
   EventRing events_;

@@ -117,9 +117,24 @@ void Cache::VerifyEntry(const storage::ListEntry& entry, VerifyInfo* info) {
     info->records -= 1;  // evicted or stored anew since it was listed; it would be lost if the index still promised it
     return;
   }
+  if (!detached && WasReplaced(entry, *meta)) {
+    info->records -= 1;
+    return;
+  }
   // The damaged end of a run of which nobody is promised more than the beginning has been found before.
   if (!detached && good_blocks > 0 && !options_.read_only) return;
   info->corrupt += 1;
+}
+
+// A record that was stored anew while its pieces were read looks damaged: what is there now says so.
+bool Cache::WasReplaced(const storage::ListEntry& entry, const format::RecordMeta& meta) {
+  const absl::StatusOr<std::optional<uint64_t>> bytes = options_.storage->Stat(entry.key);
+  if (!bytes.ok()) return false;
+  if (!bytes->has_value() || **bytes != entry.payload_bytes) return true;
+  bool replaced = false;
+  uint64_t good_blocks = 0;
+  const absl::Status again = CheckRecord(entry, meta, &replaced, &good_blocks);
+  return again.ok() || replaced || base::CodeOf(again) == base::Code::kNotFound;
 }
 
 // Only if the index still holds this very placement: the record may have been replaced since it was listed. Of a run,
