@@ -3,14 +3,17 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cerrno>
 #include <filesystem>
 #include <iostream>
+#include <map>
 #include <set>
 #include <string>
 #include <tuple>
 #include <vector>
 
+#include "lib/base/mutex.h"
 #include "lib/base/status.h"
 #include "tests/support/faulty_os.h"
 #include "tests/support/temp_dir.h"
@@ -38,6 +41,68 @@ using kvstrata::test::segment::OpenReadOnly;
 using kvstrata::test::segment::Options;
 using kvstrata::test::segment::Spill;
 using kvstrata::test::segment::Store;
+
+namespace {
+
+// Counts what is read of segments, and of everything else.
+class ReadingOs final : public FaultyOs {
+ public:
+  int OpenAt(int directory, const char* path, int flags, mode_t mode) override {
+    const int fd = FaultyOs::OpenAt(directory, path, flags, mode);
+    const base::MutexLock lock(mutex_);
+    if (fd >= 0) segments_[fd] = std::string_view(path).find("data-") != std::string_view::npos;
+    return fd;
+  }
+  int64_t Pread(int fd, base::MutableBytes to, uint64_t offset) override {
+    return Count(fd, FaultyOs::Pread(fd, to, offset));
+  }
+  int64_t Preadv(int fd, std::span<const iovec> to, uint64_t offset) override {
+    return Count(fd, FaultyOs::Preadv(fd, to, offset));
+  }
+  uint64_t of_segments() const { return of_segments_; }
+  uint64_t of_others() const { return of_others_; }
+
+ private:
+  int64_t Count(int fd, int64_t bytes) {
+    const base::MutexLock lock(mutex_);
+    if (bytes > 0) (segments_[fd] ? of_segments_ : of_others_) += static_cast<uint64_t>(bytes);
+    return bytes;
+  }
+
+  base::Mutex mutex_;
+  std::map<int, bool> segments_;
+  std::atomic<uint64_t> of_segments_{0};
+  std::atomic<uint64_t> of_others_{0};
+};
+
+}  // namespace
+
+TEST_CASE("R02: an open and a listing read the logs, and no payload") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  constexpr uint64_t kRecords = 300;
+  const std::string payload(20'000, 'p');
+  {
+    const Store store = Open(root);
+    for (uint64_t i = 0; i < kRecords; ++i) {
+      REQUIRE(PutNow(*store, KeyOf(i), payload, std::string(100, 'm')).status.ok());
+      // A checkpoint and several journals, not one journal alone.
+      if (i % 50 == 49) REQUIRE(store->Sync().ok());
+    }
+    REQUIRE(store->Close(kForever).ok());
+  }
+  ReadingOs os;
+  storage::SegmentOptions options = Options(root);
+  options.os = &os;
+  {
+    const Store store = Open(options);
+    CHECK(Listed(*store) == kRecords);
+    CHECK(os.of_segments() == 0);
+    CHECK(os.of_others() > kRecords * 100);
+    CHECK(ReadNow(*store, KeyOf(7)).value() == payload);
+    CHECK(os.of_segments() >= payload.size());
+  }
+}
 
 TEST_CASE("a directory has one writer, by whatever path, and readers beside it") {
   TempDir directory;
