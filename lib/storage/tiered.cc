@@ -3,6 +3,7 @@
 #include "lib/storage/tiered.h"
 
 #include <algorithm>
+#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
@@ -186,7 +187,7 @@ Result TieredStorage::RunGet(const Get& get, const std::shared_ptr<TierRecord>& 
   absl::Status status = CheckRange(get.offset, get.destination.size(), record->bytes());
   if (!status.ok()) return {std::move(status), 0};
   const base::ByteView range = record->payload().subspan(static_cast<size_t>(get.offset), get.destination.size());
-  std::ranges::copy(range, get.destination.begin());
+  if (!range.empty()) std::memcpy(get.destination.data(), range.data(), range.size());
   base::MutexLock lock(mutex_);
   ++stats_.hits;
   stats_.hit_bytes += range.size();
