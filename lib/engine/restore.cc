@@ -578,7 +578,7 @@ void RestorePlan::Shorten(const Failure& failure) {
     // Whatever then limits the plan, what made it shorter is the record that failed.
     reason = ReasonOf(failure.status);
     usable_limit_ = plan_.usable_tokens;
-    CountFailure(failure.status);
+    CountFailure(failure);
     Forget(failure);
   }
   if (failure.kind == Failure::Kind::kBlock) {
@@ -601,10 +601,7 @@ void RestorePlan::Forget(const Failure& failure) {
     NameSpace& space = *match_->name_space;
     if (failure.kind == Failure::Kind::kBlock) {
       const MatchedBlock& block = match_->blocks[failure.fault.forget];
-      const std::optional<trie::BlockInfo> info = space.trie.Get(block.node);
-      if (info.has_value() && !info->dead && info->sequence == block.sequence) {
-        match_->cache->DetachDamaged(space, block.node, &removals);
-      }
+      if (IsIndexed(block)) match_->cache->DetachDamaged(space, block.node, &removals);
     } else {
       match_->cache->DetachSnapshot(space, match_->snapshots[plan_.snapshot->id].snapshot, &removals);
     }
@@ -612,10 +609,23 @@ void RestorePlan::Forget(const Failure& failure) {
   match_->cache->RunRemovals(removals);
 }
 
-void RestorePlan::CountFailure(const absl::Status& status) {
+// Is what was matched still what the index promises? Locked (the cache's lock).
+bool RestorePlan::IsIndexed(const MatchedBlock& block) const {
+  const std::optional<trie::BlockInfo> info = match_->name_space->trie.Get(block.node);
+  return info.has_value() && !info->dead && info->sequence == block.sequence;
+}
+
+void RestorePlan::CountFailure(const Failure& failure) {
   base::MutexLock lock(match_->cache->mutex());
   Stats& stats = match_->cache->counters();
-  switch (base::CodeOf(status)) {
+  base::Code code = base::CodeOf(failure.status);
+  // Without a lease a record may have gone, and another of its key have come, of other blocks and another size: whole,
+  // but not what was matched.
+  const bool damaged = code == base::Code::kCorrupt || code == base::Code::kInvalidArgument;
+  if (damaged && failure.kind == Failure::Kind::kBlock && !IsIndexed(match_->blocks[failure.fault.forget])) {
+    code = base::Code::kInvalidState;
+  }
+  switch (code) {
     case base::Code::kNotFound: stats.reads_absent += 1; break;
     case base::Code::kCorrupt:
     case base::Code::kFormatTooNew:

@@ -131,7 +131,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   std::optional<Failure> CheckStopped();
   void Shorten(const Failure& failure);
   void Forget(const Failure& failure);
-  void CountFailure(const absl::Status& status);
+  void CountFailure(const Failure& failure);
+  bool IsIndexed(const MatchedBlock& block) const;
   void Finish(RestoreState state, absl::Status status);
   void LayersReady(uint64_t layers);
   void SignalGiven();

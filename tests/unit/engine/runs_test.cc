@@ -347,6 +347,32 @@ TEST_CASE("a run whose record is gone, or whose head is damaged, is forgotten fr
   }
 }
 
+TEST_CASE("a run that was stored anew in other pieces since the match is stale, not damaged") {
+  const Tokens tokens = MakeTokens(4 * 9 + 1, 1);
+  for (const bool early : {false, true}) {
+    for (const uint64_t first : {1u, 2u, 12u}) {  // blocks of the new run: smaller, and larger
+      CAPTURE(early, first);
+      Store store(RowsLayout());
+      store.Open();
+      StoreAtOnce(store, tokens);
+      const auto match = store.Lookup(tokens, {.no_lease = true});
+      REQUIRE(store.cache().Trim(0).ok());
+      const Tokens longer = Join(tokens, MakeTokens(12, 3));
+      StoreAtOnce(store, Prefix(longer, 4 * first));
+      RestoreOptions options;
+      options.early_release = early;
+      const Restored restored = store.Restore(*match, tokens, options);
+      CHECK(restored.result.state == RestoreState::kShortened);
+      CHECK(restored.result.plan.usable_tokens == 0);
+      const Stats stats = store.stats();
+      CHECK(stats.reads_stale == 1);
+      CHECK(stats.reads_corrupt == 0);
+      CHECK(BlocksOf(store, longer) == first);  // the new one stays
+      store.CheckAccounts();
+    }
+  }
+}
+
 // ---- Evicting ------------------------------------------------------------------------------------------------------
 
 TEST_CASE("the end of a run is evicted while its beginning is leased, and its bytes come back with the beginning") {
