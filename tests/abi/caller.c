@@ -347,6 +347,7 @@ static kvstrata_namespace* name_space = NULL;
 static kvstrata_match* match = NULL;
 static kvstrata_plan* plan = NULL;
 static kvstrata_writer* writer = NULL;
+static kvstrata_pin* pin = NULL;
 static int32_t ids[TOKENS + 1];
 static unsigned char rows[2][TOKENS * ROW_BYTES], restored[2][TOKENS * ROW_BYTES];
 
@@ -486,6 +487,8 @@ OUTPUT(kvstrata_plan_segment, kvstrata_plan_get_segment(plan, 0, value, NULL))
 OUTPUT(kvstrata_plan_result, kvstrata_plan_wait(plan, UINT64_MAX, value, NULL))
 OUTPUT(kvstrata_commit_info, kvstrata_writer_commit(writer, 0, 0, value, NULL))
 OUTPUT(kvstrata_close_info, open_and_close(value))
+OUTPUT(kvstrata_pin_info, kvstrata_pin_get_info(pin, value, NULL))
+OUTPUT(kvstrata_pin_range, kvstrata_pin_get_range(pin, 0, value, NULL))
 
 /* Written by the library for the caller's functions: as long as the library's own, whatever the caller knows. */
 static void try_kvstrata_storage_request(size_t mine, size_t today) {
@@ -754,15 +757,48 @@ static void restore(void) {
   CHECK(memcmp(rows, restored, sizeof rows) == 0);
 }
 
-static void open_all(void) {
-  const kvstrata_cache_options options = options_of_cache();
+static void open_by(const kvstrata_cache_options* options) {
   const kvstrata_identity_field fields[2] = {field_of("model.weights"), field_of("tenant")};
   ZERO(kvstrata_namespace_options, names);
   names.layout = layout;
   names.fields = fields;
   names.field_count = 2;
-  CHECK(kvstrata_cache_open(&options, &cache, NULL) == KVSTRATA_OK);
+  CHECK(kvstrata_cache_open(options, &cache, NULL) == KVSTRATA_OK);
   CHECK(kvstrata_namespace_open(cache, &names, &name_space, NULL) == KVSTRATA_OK);
+}
+
+static void open_all(void) {
+  const kvstrata_cache_options options = options_of_cache();
+  open_by(&options);
+}
+
+/* Rows where they lie, in a store in memory: the caller's own storage has no such place. */
+static void pin_rows(void) {
+  ZERO(kvstrata_cache_options, in_memory);
+  ZERO(kvstrata_pin_info, info);
+  ZERO(kvstrata_pin_range, range);
+  kvstrata_cache* usual = cache;
+  kvstrata_namespace* usual_space = name_space;
+  kvstrata_writer* usual_writer = writer;
+  kvstrata_match* stored = NULL;
+  const kvstrata_tokens tokens = tokens_of(TOKENS + 1);
+  in_memory.capacity_bytes = 1 << 20;
+  in_memory.device = &device_table;
+  open_by(&in_memory);
+  store();
+  CHECK(kvstrata_lookup(name_space, &tokens, NULL, &stored, NULL) == KVSTRATA_OK);
+  CHECK(kvstrata_match_pin(stored, &pin, NULL) == KVSTRATA_OK);
+  CHECK(kvstrata_pin_get_info(pin, &info, NULL) == KVSTRATA_OK);
+  CHECK(info.first_token == 0 && info.end_token == TOKENS && info.range_count >= 2);
+  CHECK(kvstrata_pin_get_range(pin, 0, &range, NULL) == KVSTRATA_OK);
+  CHECK(range.rows == TOKENS && memcmp(range.data, rows[range.stream], range.rows * ROW_BYTES) == 0);
+  kvstrata_match_destroy(stored);
+  kvstrata_writer_destroy(writer);
+  kvstrata_namespace_destroy(name_space);
+  kvstrata_cache_destroy(cache);
+  cache = usual;
+  name_space = usual_space;
+  writer = usual_writer;
 }
 
 static void close_all(void) {
@@ -792,6 +828,7 @@ int main(void) {
   close_all();
   open_all();
   restore();
+  pin_rows();
   ids[0] += 1;
   store();
   if (failures != 0) return 1;
@@ -804,6 +841,7 @@ int main(void) {
     try_kernels(level);
 
   trying = "the end";
+  kvstrata_pin_destroy(pin);
   close_all();
   kvstrata_layout_destroy(layout);
   for (int i = 0; i < RECORDS; ++i) forget(&records[i]);
