@@ -299,6 +299,7 @@ TEST_CASE("a root that was written from the format's description alone is read")
   const Lane reader = OpenReader(root);
   CHECK(Listed(*reader) == 3);
   std::map<std::byte, std::byte> marks;  // first bytes, as store.json beside it says
-  for (const storage::Mark& mark : reader->marks()->TakeNew().value()) marks[mark.key.bytes[0]] = mark.value[0];
+  const std::vector<storage::Mark> taken = reader->marks()->TakeNew().value();
+  for (const storage::Mark& mark : taken) marks[mark.key.bytes[0]] = mark.value[0];
   CHECK(marks == std::map<std::byte, std::byte>{{std::byte{5}, std::byte{3}}, {std::byte{6}, std::byte{2}}});
 }
