@@ -571,7 +571,8 @@ typedef struct kvstrata_stats {
   /* gauges */
   uint64_t held_bytes, held_row_bytes, held_snapshot_bytes, capacity_bytes, snapshot_capacity_bytes;
   uint64_t held_blocks, held_snapshots;
-  uint64_t leased_bytes, lease_capacity_bytes;
+  uint64_t leased_bytes, lease_capacity_bytes; /* leased: also what blocks on their way to the storage hang on, which no
+                                                  bound refuses; a lease is given while all of it is within capacity */
   uint64_t staging_bytes, staging_capacity_bytes, staging_peak_bytes, stuck_staging_bytes;
   uint64_t index_bytes;
   uint64_t namespaces;
