@@ -304,6 +304,60 @@ func (m *Match) FirstDifference() (uint64, error) {
 	})
 }
 
+// Pin is a match's rows in memory: valid and unchanged until Close, whatever becomes of match and cache. Any goroutine may
+// use it.
+type Pin struct {
+	raw *C.kvstrata_pin
+}
+
+// PinRange is consecutive rows of one stream where they lie.
+type PinRange struct {
+	Stream   uint32
+	FirstRow uint64
+	Rows     uint64 // 0: the stream is optional, and these blocks were stored without it
+	// The rows back to back: the library's memory, not to be written, and not to be read after the pin's Close.
+	Bytes []byte
+}
+
+// Pin pins the rows of the leading blocks of what a plan would read, as far as they are in memory: no I/O, no copy.
+func (m *Match) Pin() (*Pin, error) {
+	a := newArena()
+	defer a.free()
+	out := (**C.kvstrata_pin)(a.alloc(8))
+	if err := a.check(C.kvstrata_match_pin(m.raw, out, a.err)); err != nil {
+		return nil, err
+	}
+	return &Pin{*out}, nil
+}
+
+// Close gives the rows up: no Bytes of a range may be read afterwards.
+func (p *Pin) Close() {
+	C.kvstrata_pin_destroy(p.raw)
+	p.raw = nil
+}
+
+// Info says which blocks are pinned, and in how many ranges.
+func (p *Pin) Info() (PinInfo, error) {
+	var out PinInfo
+	err := fetch(unsafe.Pointer(&out), unsafe.Sizeof(out), func(to unsafe.Pointer, e *C.kvstrata_error) C.kvstrata_status {
+		return C.kvstrata_pin_get_info(p.raw, (*C.kvstrata_pin_info)(to), e)
+	})
+	return out, err
+}
+
+// Range gives range `index` of Info's RangeCount, in the order of the blocks, and for the same blocks by layer.
+func (p *Pin) Range(index uint64) (PinRange, error) {
+	a := newArena()
+	defer a.free()
+	out := (*C.kvstrata_pin_range)(a.alloc(C.sizeof_kvstrata_pin_range))
+	out.struct_size = C.sizeof_kvstrata_pin_range
+	if err := a.check(C.kvstrata_pin_get_range(p.raw, C.uint64_t(index), out, a.err)); err != nil {
+		return PinRange{}, err
+	}
+	bytes := unsafe.Slice((*byte)(out.data), int(out.bytes))
+	return PinRange{uint32(out.stream), uint64(out.first_row), uint64(out.rows), bytes}, nil
+}
+
 // Agree limits the matches of one prompt, one per rank, to the largest length that all of them reach.
 func Agree(matches ...*Match) (uint64, error) {
 	a := newArena()

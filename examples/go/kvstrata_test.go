@@ -43,7 +43,7 @@ func storeState(space *Namespace, state string) CommitInfo {
 
 func TestStructsAreLaidOutAsInC(t *testing.T) {
 	for _, value := range []any{LayoutInfo{}, CloseInfo{}, Stats{}, VerifyInfo{}, NamespaceInfo{}, MatchInfo{}, PlanResult{},
-		CommitInfo{}, StreamInfo{}, Segment{}, Event{}} {
+		CommitInfo{}, PinInfo{}, StreamInfo{}, Segment{}, Event{}} {
 		kind := reflect.TypeOf(value)
 		expected := goLayouts[kind.Name()]
 		given := []uintptr{kind.Size()}
@@ -223,5 +223,59 @@ func TestManyGoroutinesStoreAndLookUp(t *testing.T) {
 	group.Wait()
 	if stats := must(cache.Stats()); stats.Lookups != 80 || stats.Hits != 80 {
 		t.Errorf("%d lookups, %d hits", stats.Lookups, stats.Hits)
+	}
+}
+
+func TestPinnedRowsAreReadByManyWhenMatchAndCacheHaveGone(t *testing.T) {
+	cache := must(OpenCache(CacheOptions{CapacityBytes: 1 << 20}))
+	layout := must(LayoutMLA(1, 6, 16))
+	names := map[string][]byte{"model.quantization": nil, "rope": nil, "packing": nil, "kernel.numerics": nil}
+	for name, value := range identity {
+		names[name] = value
+	}
+	space := must(cache.Namespace(layout, names, NamespaceOptions{}))
+	writer := must(space.Writer(WriterOptions{}))
+	memory := NewMemory(32 * 6)
+	rows := make([]byte, 32*6)
+	for i := range rows {
+		rows[i] = byte(i)
+	}
+	copy(memory.Bytes(), rows)
+	for _, err := range []error{writer.SetSource(Buffer{Memory: memory}), writer.Advance(ids(32), nil, 32)} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	must(writer.Commit(0, 0))
+	writer.Close()
+	memory.Free()
+	match := must(space.Lookup(ids(33), LookupOptions{}))
+	pin := must(match.Pin())
+	match.Close()
+	space.Close()
+	layout.Close()
+	cache.Close()
+	if info := must(pin.Info()); info.FirstToken != 0 || info.EndToken != 32 || info.RangeCount != 1 {
+		t.Errorf("%+v", info)
+	}
+	var group sync.WaitGroup
+	for i := 0; i < 4; i++ {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			found, err := pin.Range(0)
+			if err != nil || found.Stream != 0 || found.FirstRow != 0 || found.Rows != 32 || !bytes.Equal(found.Bytes, rows) {
+				t.Errorf("%+v, %v", found, err)
+			}
+		}()
+	}
+	group.Wait()
+	if _, err := pin.Range(1); !errors.Is(err, &Error{Code: KVSTRATA_E_INVALID_ARGUMENT}) {
+		t.Error(err)
+	}
+	pin.Close()
+	pin.Close()
+	if _, err := pin.Info(); !errors.Is(err, &Error{Code: KVSTRATA_E_INVALID_ARGUMENT}) {
+		t.Error(err)
 	}
 }

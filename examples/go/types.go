@@ -333,6 +333,16 @@ type CommitInfo struct {
 	Reserved0             uint32
 }
 
+// PinInfo is kvstrata_pin_info, member by member.
+type PinInfo struct {
+	StructSize uint32
+	Reserved0  uint32
+	FirstToken uint64
+	EndToken   uint64
+	RangeCount uint64
+	HeldBytes  uint64
+}
+
 // StreamInfo is kvstrata_stream, member by member.
 type StreamInfo struct {
 	StructSize uint32
@@ -379,6 +389,7 @@ var goLayouts = map[string][]uintptr{
 	"MatchInfo":     {120, 0, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112},
 	"PlanResult":    {80, 0, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 76},
 	"CommitInfo":    {88, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 84},
+	"PinInfo":       {40, 0, 4, 8, 16, 24, 32},
 	"StreamInfo":    {40, 0, 4, 8, 12, 16, 20, 24, 28, 32, 36},
 	"Segment":       {40, 0, 4, 8, 12, 16, 24, 32},
 	"Event":         {64, 0, 4, 8, 16, 32, 48, 56},

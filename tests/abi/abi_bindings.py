@@ -196,7 +196,8 @@ def rust_layout_test(data):
 
 
 ANSWERS = ("kvstrata_layout_info", "kvstrata_close_info", "kvstrata_stats", "kvstrata_verify_info",
-           "kvstrata_namespace_info", "kvstrata_match_info", "kvstrata_plan_result", "kvstrata_commit_info")
+           "kvstrata_namespace_info", "kvstrata_match_info", "kvstrata_plan_result", "kvstrata_commit_info",
+           "kvstrata_pin_info")
 MEMBER_KINDS = {"int32_t": "i", "kvstrata_status": "i", "double": "d", "uint8_t": "b", "char": "c"}
 
 

@@ -164,4 +164,10 @@ static const answer_member kAnswerMembers[] = {
     {"kvstrata_commit_info", "stored_bytes", 72, 8, 1, 'u'},
     {"kvstrata_commit_info", "drop_reason", 80, 4, 1, 'i'},
     {"kvstrata_commit_info", "reserved0", 84, 4, 1, 'u'},
+    {"kvstrata_pin_info", "struct_size", 0, 4, 1, 'u'},
+    {"kvstrata_pin_info", "reserved0", 4, 4, 1, 'u'},
+    {"kvstrata_pin_info", "first_token", 8, 8, 1, 'u'},
+    {"kvstrata_pin_info", "end_token", 16, 8, 1, 'u'},
+    {"kvstrata_pin_info", "range_count", 24, 8, 1, 'u'},
+    {"kvstrata_pin_info", "held_bytes", 32, 8, 1, 'u'},
 };

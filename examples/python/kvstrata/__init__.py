@@ -8,11 +8,11 @@ it is pinned and used in place, never copied. Failures raise Error with code, fi
 
 from ._abi import *  # noqa: F401,F403 - the constants of the C header under their own names
 from ._library import Error, abi_version, format_version, status_name, version_string
-from .cache import Cache, Match, Namespace
+from .cache import Cache, Match, Namespace, Pin, PinRange
 from .layout import Layout, Stream
 from .plan import Buffer, Column, Plan
 from .storage import Entry, Request, Storage
 from .writer import Writer
 
-__all__ = ["Buffer", "Cache", "Column", "Entry", "Error", "Layout", "Match", "Namespace", "Plan", "Request", "Storage",
-           "Stream", "Writer", "abi_version", "format_version", "status_name", "version_string"]
+__all__ = ["Buffer", "Cache", "Column", "Entry", "Error", "Layout", "Match", "Namespace", "Pin", "PinRange", "Plan",
+           "Request", "Storage", "Stream", "Writer", "abi_version", "format_version", "status_name", "version_string"]

@@ -1,10 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cache, Namespace and Match. Thread rule: cache and namespace from any thread; a match from one thread at a time."""
+"""Cache, Namespace, Match and Pin.
+
+Thread rule: cache, namespace and pin from any thread; a match from one thread at a time.
+
+I1. Pinned rows stay as long as anything looks at them: a view of a range keeps the C pin, also after the Pin's release.
+"""
 
 from __future__ import annotations
 
 import atexit
 import ctypes
+import dataclasses
 import itertools
 import os
 import weakref
@@ -180,6 +186,10 @@ class Match(Handle):
         position = get_number("kvstrata_match_first_difference", self.pointer)
         return None if position == 2**64 - 1 else position
 
+    def pin(self) -> "Pin":
+        """The rows of the leading blocks of what a plan would read, as far as they are in memory: no I/O, no copy."""
+        return Pin(_PinnedRows(make("kvstrata_match_pin", self.pointer)))
+
     def plan(self, **options: Any) -> "Plan":
         from .plan import Plan
         return Plan(self, **options)
@@ -189,3 +199,66 @@ class Match(Handle):
         """Limits the matches of one prompt, one per rank, to the largest length that all of them reach."""
         raw = (ctypes.c_void_p * len(matches))(*(match.pointer for match in matches))
         return get_number("kvstrata_match_agree", raw, len(matches))
+
+
+@dataclasses.dataclass(frozen=True)
+class PinRange:
+    """Consecutive rows of one stream where they lie; rows 0: optional, and these blocks were stored without it.
+
+    `data` is a read-only view of bytes, for numpy.frombuffer too. The rows stay as long as it, or a part of it, does.
+    """
+
+    stream: int
+    first_row: int
+    rows: int
+    data: memoryview
+
+
+class _PinnedRows(Handle):
+    """The C pin: of the Pin, and of each view that was made of its rows."""
+
+    _destroy = "kvstrata_pin_destroy"
+
+
+class Pin:
+    """A match's rows in memory, valid and unchanged whatever becomes of match and cache.
+
+    Released by release, at the end of a `with` block, or with the last reference; the memory then goes with the last
+    view of it.
+    """
+
+    def __init__(self, rows: _PinnedRows) -> None:
+        self._rows: Optional[_PinnedRows] = rows
+
+    @property
+    def pointer(self) -> Optional[int]:
+        """For calls of the C API; stays owned by this object."""
+        rows = self._rows
+        return rows.pointer if rows is not None else None
+
+    @property
+    def info(self) -> _abi.kvstrata_pin_info:
+        return get("kvstrata_pin_get_info", _abi.kvstrata_pin_info, self.pointer)
+
+    def range(self, index: int) -> PinRange:
+        """Range `index` of info's range_count, in the order of the blocks, and for the same blocks by layer."""
+        rows = self._rows  # kept through the call, whoever releases meanwhile
+        pointer = rows.pointer if rows is not None else None
+        found = get("kvstrata_pin_get_range", _abi.kvstrata_pin_range, pointer, index)
+        if not found.data:
+            return PinRange(found.stream, found.first_row, found.rows, memoryview(b""))
+        memory = (ctypes.c_char * found.bytes).from_address(found.data)
+        memory.rows = rows  # a view keeps the array, and with it the C pin
+        return PinRange(found.stream, found.first_row, found.rows, memoryview(memory).cast("B").toreadonly())
+
+    def ranges(self) -> List[PinRange]:
+        return [self.range(index) for index in range(self.info.range_count)]
+
+    def release(self) -> None:
+        self._rows = None
+
+    def __enter__(self) -> "Pin":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.release()

@@ -113,7 +113,8 @@ class PackageTest(unittest.TestCase):
         plan.release()
         into.extend(bytes(1000))
 
-    def test_columns_and_pages(self):
+    def stored_rows(self):
+        """A namespace with one block of 16 rows of 6 bytes, and these rows."""
         with Layout.mla(1, 6, 16) as layout:
             namespace = self.cache.namespace(layout, {**IDENTITY, "model.quantization": "", "rope": "", "packing": "",
                                                       "kernel.numerics": ""})
@@ -122,6 +123,35 @@ class PackageTest(unittest.TestCase):
             writer.set_source(Buffer(0, b"".join(rows)))
             writer.advance(range(16), 16)
             self.assertEqual(writer.commit().blocks_stored, 1)
+        return namespace, rows
+
+    def test_pinned_rows_are_there_until_the_last_view_has_gone(self):
+        namespace, rows = self.stored_rows()
+        with namespace.lookup(range(17)).pin() as pin:
+            self.assertEqual((pin.info.first_token, pin.info.end_token), (0, 16))
+            one, = pin.ranges()
+            self.assertEqual((one.stream, one.first_row, one.rows), (0, 0, 16))
+            self.assertEqual(self.cache.stats.pinned_bytes, pin.info.held_bytes)
+        held = self.cache.stats.pinned_bytes
+        self.assertGreater(held, 0)
+        with self.assertRaises(Error) as caught:
+            pin.range(0)
+        self.assertEqual(caught.exception.code, kvstrata.KVSTRATA_E_INVALID_ARGUMENT)
+        with self.assertRaises(TypeError):
+            one.data[0] = 1
+        last = one.data[6:12]
+        self.assertEqual(one.data, b"".join(rows))
+        namespace.drop()
+        del one
+        gc.collect()
+        self.assertEqual(self.cache.stats.pinned_bytes, held)
+        self.assertEqual(last, rows[1])
+        del last
+        gc.collect()
+        self.assertEqual(self.cache.stats.pinned_bytes, 0)
+
+    def test_columns_and_pages(self):
+        namespace, rows = self.stored_rows()
         pages = bytearray(8 * 64)  # pages of 4 rows: at first the front columns, 2 bytes a row, then the rest
         ids = array.array("q", [5, 0, 7, 2])
         with namespace.lookup(range(17)).plan() as plan:

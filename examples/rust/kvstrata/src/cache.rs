@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use crate::error::{c_string, check, get, handle, make};
 use crate::{
-    storage, sys, CloseInfo, Error, Event, Layout, MatchInfo, NamespaceInfo, Plan, PlanOptions, Result, Stats, Storage,
-    VerifyInfo, Writer, WriterOptions,
+    storage, sys, CloseInfo, Error, Event, Layout, MatchInfo, NamespaceInfo, PinInfo, Plan, PlanOptions, Result, Stats,
+    Storage, VerifyInfo, Writer, WriterOptions,
 };
 
 handle! {
@@ -25,9 +25,27 @@ handle! {
     Match, kvstrata_match, kvstrata_match_destroy
 }
 
+handle! {
+    /// A match's rows in memory: valid and unchanged until it is dropped, whatever becomes of match and cache.
+    Pin, kvstrata_pin, kvstrata_pin_destroy
+}
+
 // SAFETY: "internally synchronised" (c_api.h, section 1).
 unsafe impl Sync for Cache {}
 unsafe impl Sync for Namespace {}
+// SAFETY: "immutable, any thread at any time" (the same).
+unsafe impl Sync for Pin {}
+
+/// Consecutive rows of one stream where they lie.
+#[derive(Clone, Copy, Debug)]
+pub struct PinRange<'a> {
+    pub stream: u32,
+    pub first_row: u64,
+    /// 0: the stream is optional, and these blocks were stored without it.
+    pub rows: u64,
+    /// The rows back to back, of any alignment.
+    pub bytes: &'a [u8],
+}
 
 #[derive(Clone, Default)]
 pub struct CacheOptions {
@@ -294,9 +312,31 @@ impl Match {
         let position: u64 = get(|out, error| unsafe { sys::kvstrata_match_first_difference(self.raw(), out, error) })?;
         Ok(Some(position).filter(|position| *position != u64::MAX))
     }
+    /// The rows of the leading blocks of what a plan would read, as far as they are in memory: no I/O, no copy.
+    pub fn pin(&self) -> Result<Pin> {
+        make(|out, error| unsafe { sys::kvstrata_match_pin(self.raw(), out, error) }).map(Pin)
+    }
     /// A restore of what this match promises; the plan keeps the lease.
     pub fn plan(&mut self, options: PlanOptions) -> Result<Plan> {
         Plan::create(self, options)
+    }
+}
+
+impl Pin {
+    pub fn info(&self) -> Result<PinInfo> {
+        get(|out, error| unsafe { sys::kvstrata_pin_get_info(self.raw(), out, error) })
+    }
+    /// Range `index` of `range_count`, in the order of the blocks, and for the same blocks by layer.
+    pub fn range(&self, index: u64) -> Result<PinRange<'_>> {
+        let range: sys::kvstrata_pin_range =
+            get(|out, error| unsafe { sys::kvstrata_pin_get_range(self.raw(), index, out, error) })?;
+        let bytes = if range.data.is_null() {
+            &[]
+        } else {
+            // SAFETY: so many bytes lie there, valid and unchanged until the C pin is destroyed: not while `self` lives.
+            unsafe { std::slice::from_raw_parts(range.data.cast::<u8>(), range.bytes as usize) }
+        };
+        Ok(PinRange { stream: range.stream, first_row: range.first_row, rows: range.rows, bytes })
     }
 }
 

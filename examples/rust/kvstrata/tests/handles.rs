@@ -23,12 +23,14 @@ fn handles_cross_threads_as_the_header_says() {
     is_send::<Namespace>();
     is_send::<Match>();
     is_send::<Plan>();
+    is_send::<Pin>();
     is_send::<Writer>();
     is_send::<Request>();
     is_sync::<Layout>();
     is_sync::<Cache>();
     is_sync::<Namespace>();
     is_sync::<Plan>();
+    is_sync::<Pin>();
     <Match as IsNotSync<_>>::check();
     <Writer as IsNotSync<_>>::check();
     <Request as IsNotSync<_>>::check();
@@ -191,4 +193,34 @@ fn a_fork_has_sources_of_its_own() {
     plan.start(vec![Buffer::linear(0, vec![0; 5])]).unwrap();
     plan.wait(u64::MAX).unwrap();
     assert_eq!(plan.into_destinations()[0].memory, b"state");
+}
+
+#[test]
+fn pinned_rows_are_read_by_several_threads_when_match_and_cache_have_gone() {
+    let layout = Layout::mla(1, 6, 16).unwrap();
+    let cache = Cache::open(&CacheOptions { capacity_bytes: 1 << 20, ..Default::default() }).unwrap();
+    let mut identity = IDENTITY.to_vec();
+    identity.extend(["model.quantization", "rope", "packing", "kernel.numerics"].map(|name| (name, &b""[..])));
+    let space = cache.namespace(&layout, &identity, NamespaceOptions::default()).unwrap();
+    let rows: Vec<u8> = (0..32 * 6).collect();
+    let mut writer = space.writer(None, WriterOptions::default()).unwrap();
+    writer.set_source(Buffer::linear(0, rows.clone())).unwrap();
+    writer.advance(&ids(32), &[], 32).unwrap();
+    writer.commit(0, 0).unwrap();
+    drop(writer);
+    let pin = space.lookup(&ids(33), LookupOptions::default()).unwrap().pin().unwrap();
+    drop(space);
+    drop(cache);
+    let info = pin.info().unwrap();
+    assert_eq!((info.first_token, info.end_token, info.range_count), (0, 32, 1));
+    std::thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let range = pin.range(0).unwrap();
+                assert_eq!((range.stream, range.first_row, range.rows), (0, 0, 32));
+                assert_eq!(range.bytes, rows);
+            });
+        }
+    });
+    assert_eq!(pin.range(1).unwrap_err().code, sys::KVSTRATA_E_INVALID_ARGUMENT);
 }
