@@ -50,16 +50,20 @@ type testCase struct {
 	spaces  map[string]space
 	matches map[string]found
 	plans   map[string]*restore
+	pins    map[string]*kvstrata.Pin
 }
 
 func newCase(folder string) *testCase {
 	return &testCase{folder, map[string]*store{}, map[string]*kvstrata.Layout{}, map[string]*kvstrata.Cache{},
-		map[string]space{}, map[string]found{}, map[string]*restore{}}
+		map[string]space{}, map[string]found{}, map[string]*restore{}, map[string]*kvstrata.Pin{}}
 }
 
 func (c *testCase) end() {
 	for _, one := range c.stores {
 		one.letGo() // nothing waits for ever
+	}
+	for name := range c.pins {
+		c.release(name)
 	}
 	for name := range c.plans {
 		c.release(name)
@@ -79,6 +83,10 @@ func (c *testCase) end() {
 }
 
 func (c *testCase) release(name string) {
+	if one, ok := c.pins[name]; ok {
+		one.Close()
+		delete(c.pins, name)
+	}
 	if one, ok := c.plans[name]; ok {
 		one.Close()
 		delete(c.plans, name)
@@ -145,6 +153,10 @@ func (c *testCase) answer(s *step) (answers, error) {
 		return c.plan(s)
 	case "start", "wait", "poll", "cancel":
 		return c.restore(s)
+	case "pin":
+		return c.pin(s)
+	case "pinned":
+		return c.pinned(s)
 	case "release":
 		c.release(s.name)
 		return words(), nil
@@ -285,10 +297,10 @@ func (c *testCase) openCache(s *step) (answers, error) {
 	return words(), err
 }
 
-func joined[T any](events []kvstrata.Event, of func(event kvstrata.Event) T) string {
+func joined[E, T any](items []E, of func(item E) T) string {
 	var out []string
-	for _, event := range events {
-		out = append(out, fmt.Sprint(of(event)))
+	for _, item := range items {
+		out = append(out, fmt.Sprint(of(item)))
 	}
 	return strings.Join(out, ",")
 }
@@ -577,4 +589,47 @@ func (c *testCase) restore(s *step) (answers, error) {
 		}
 		return "?"
 	}), err
+}
+
+func (c *testCase) pin(s *step) (answers, error) {
+	pin, err := c.matches[s.text("match")].Pin()
+	if err != nil {
+		return nil, err
+	}
+	c.release(s.name)
+	c.pins[s.name] = pin
+	info, err := pin.Info()
+	return members(info, nil), err
+}
+
+func (c *testCase) pinned(s *step) (answers, error) {
+	pin := c.pins[s.name]
+	info, err := pin.Info()
+	if err != nil {
+		return nil, err
+	}
+	ranges := make([]kvstrata.PinRange, info.RangeCount)
+	bytes, wrong := 0, 0
+	for i := range ranges {
+		one, err := pin.Range(uint64(i))
+		if err != nil {
+			return nil, err
+		}
+		ranges[i] = one
+		bytes += len(one.Bytes)
+		if one.Rows == 0 {
+			continue
+		}
+		expected := make([]byte, len(one.Bytes))
+		fill(expected, s.number("mark"), uint64(one.Stream), 0, one.FirstRow, one.Rows, uint64(len(expected))/one.Rows)
+		for j := range expected {
+			if expected[j] != one.Bytes[j] {
+				wrong++
+			}
+		}
+	}
+	return words("streams", joined(ranges, func(one kvstrata.PinRange) uint32 { return one.Stream }),
+		"first_rows", joined(ranges, func(one kvstrata.PinRange) uint64 { return one.FirstRow }),
+		"rows", joined(ranges, func(one kvstrata.PinRange) uint64 { return one.Rows }),
+		"bytes", bytes, "wrong", wrong), nil
 }

@@ -402,6 +402,23 @@ class Case:
         self.named[name].plan.cancel()
         return {}
 
+    def do_pin(self, name, one, given):
+        self.named[name] = pin = self.named[one["match"]].match.pin()
+        return pin.info
+
+    def do_pinned(self, name, one, given):
+        ranges = self.named[name].ranges()
+        wrong = 0
+        for part in ranges:
+            row_bytes = len(part.data) // max(part.rows, 1)
+            expected = b"".join(fill(int(one.get("mark", 0)), part.stream, 0, part.first_row + row, row_bytes)
+                                for row in range(part.rows))
+            wrong += sum(a != b for a, b in zip(part.data, expected))
+        return {"streams": ",".join(str(part.stream) for part in ranges),
+                "first_rows": ",".join(str(part.first_row) for part in ranges),
+                "rows": ",".join(str(part.rows) for part in ranges),
+                "bytes": sum(len(part.data) for part in ranges), "wrong": wrong}
+
     def do_release(self, name, one, given):
         thing = self.named.pop(name)
         for member in ("plan", "match", "namespace"):

@@ -51,6 +51,7 @@ void release_thing(thing* one) {
     case THING_NAMESPACE: kvstrata_namespace_destroy(one->handle); break;
     case THING_MATCH: kvstrata_match_destroy(one->handle); break;
     case THING_PLAN: kvstrata_plan_destroy(one->handle); break;
+    case THING_PIN: kvstrata_pin_destroy(one->handle); break;
     case THING_NONE: break;
   }
   for (uint64_t i = 0; i < one->segment_count; ++i) free(one->memory[i]);

@@ -19,7 +19,8 @@ typedef enum thing_kind {
   THING_CACHE,
   THING_NAMESPACE,
   THING_MATCH,
-  THING_PLAN
+  THING_PLAN,
+  THING_PIN
 } thing_kind;
 
 typedef struct thing {
@@ -59,6 +60,7 @@ typedef struct case_state {
     kvstrata_match_info match;
     kvstrata_plan_result plan;
     kvstrata_commit_info commit;
+    kvstrata_pin_info pin;
   } out;
 } case_state;
 

@@ -327,6 +327,64 @@ static kvstrata_status step_cancel(case_state* state, const line* step, answers*
   return KVSTRATA_OK;
 }
 
+static kvstrata_status pin_info(case_state* state, const kvstrata_pin* pin) {
+  memset(&state->out.pin, 0, sizeof state->out.pin);
+  state->out.pin.struct_size = (uint32_t)sizeof state->out.pin;
+  return kvstrata_pin_get_info(pin, &state->out.pin, &state->error);
+}
+
+static kvstrata_status step_pin(case_state* state, const line* step, answers* out) {
+  kvstrata_pin* pin = NULL;
+  const kvstrata_status status =
+      kvstrata_match_pin(find_thing(state, value_of(step, "match"))->handle, &pin, &state->error);
+  if (status != KVSTRATA_OK) return status;
+  new_thing(state, step->name, THING_PIN, pin);
+  out->owner = "kvstrata_pin_info";
+  out->filled = &state->out;
+  return pin_info(state, pin);
+}
+
+/* Bytes of a range that are not by the rule. */
+static uint64_t wrong_pinned(const kvstrata_pin_range* range, uint64_t mark) {
+  if (range->rows == 0) return range->bytes;
+  unsigned char* expected = malloc((size_t)range->bytes);
+  fill_rows(expected, mark, range->stream, 0, range->first_row, range->rows, range->bytes / range->rows);
+  uint64_t wrong = 0;
+  for (size_t i = 0; i < (size_t)range->bytes; ++i) wrong += expected[i] != ((const unsigned char*)range->data)[i];
+  free(expected);
+  return wrong;
+}
+
+static void append_number(char* text, size_t capacity, uint64_t number) {
+  const size_t length = strlen(text);
+  snprintf(text + length, capacity - length, "%s%llu", length != 0 ? "," : "", (unsigned long long)number);
+}
+
+static kvstrata_status step_pinned(case_state* state, const line* step, answers* out) {
+  const kvstrata_pin* pin = find_thing(state, step->name)->handle;
+  kvstrata_status status = pin_info(state, pin);
+  char streams[1024] = "", first_rows[1024] = "", rows[1024] = "";
+  uint64_t bytes = 0, wrong = 0;
+  for (uint64_t i = 0; status == KVSTRATA_OK && i < state->out.pin.range_count; ++i) {
+    kvstrata_pin_range range;
+    memset(&range, 0, sizeof range);
+    range.struct_size = (uint32_t)sizeof range;
+    status = kvstrata_pin_get_range(pin, i, &range, &state->error);
+    if (status != KVSTRATA_OK) break;
+    append_number(streams, sizeof streams, range.stream);
+    append_number(first_rows, sizeof first_rows, range.first_row);
+    append_number(rows, sizeof rows, range.rows);
+    bytes += range.bytes;
+    wrong += wrong_pinned(&range, number_of(step, "mark", 0));
+  }
+  add_text(out, "streams", copy_text(streams));
+  add_text(out, "first_rows", copy_text(first_rows));
+  add_text(out, "rows", copy_text(rows));
+  add_number(out, "bytes", bytes);
+  add_number(out, "wrong", wrong);
+  return status;
+}
+
 step_function find_restore_step(const char* operation) {
   static const struct {
     const char* operation;
@@ -334,7 +392,8 @@ step_function find_restore_step(const char* operation) {
   } kSteps[] = {{"store", step_store}, {"positions", step_positions}, {"lookup", step_lookup},
                 {"limit", step_limit}, {"renew", step_renew},         {"agree", step_agree},
                 {"plan", step_plan},   {"start", step_start},         {"wait", step_wait},
-                {"poll", step_poll},   {"cancel", step_cancel},       {"difference", step_difference}};
+                {"poll", step_poll},   {"cancel", step_cancel},       {"difference", step_difference},
+                {"pin", step_pin},     {"pinned", step_pinned}};
   for (size_t i = 0; i < sizeof kSteps / sizeof kSteps[0]; ++i) {
     if (strcmp(kSteps[i].operation, operation) == 0) return kSteps[i].run;
   }

@@ -60,7 +60,8 @@ Case::Answer Case::StepOf(const std::string& operation) {
       {"positions", &Case::Positions}, {"lookup", &Case::Lookup},     {"limit", &Case::Limit},
       {"renew", &Case::Renew},         {"agree", &Case::Agree},       {"difference", &Case::Difference},
       {"plan", &Case::Plan},           {"start", &Case::Start},       {"wait", &Case::Wait},
-      {"poll", &Case::Poll},           {"cancel", &Case::Cancel}};
+      {"poll", &Case::Poll},           {"cancel", &Case::Cancel},     {"pin", &Case::Pin},
+      {"pinned", &Case::Pinned}};
   const auto found = kSteps.find(operation);
   return found != kSteps.end() ? found->second : nullptr;
 }

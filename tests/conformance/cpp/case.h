@@ -104,6 +104,8 @@ class Case {
   result<Answers> Wait(const Step& step);
   result<Answers> Poll(const Step& step);
   result<Answers> Cancel(const Step& step);
+  result<Answers> Pin(const Step& step);
+  result<Answers> Pinned(const Step& step);
   static std::uint64_t WrongBytes(const Restore& restore, std::uint64_t snapshot_position);
 
   std::string folder_;
@@ -114,6 +116,7 @@ class Case {
   std::map<std::string, Space> spaces_;
   std::map<std::string, Found> matches_;
   std::map<std::string, Restore> plans_;
+  std::map<std::string, pinned_rows> pins_;
 };
 
 }  // namespace kvstrata::conformance

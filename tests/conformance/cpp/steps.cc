@@ -172,6 +172,7 @@ result<Answers> Case::Drop(const Step& step) {
 }
 
 result<Answers> Case::Release(const Step& step) {
+  pins_.erase(step.name);
   plans_.erase(step.name);
   matches_.erase(step.name);
   spaces_.erase(step.name);

@@ -236,4 +236,38 @@ result<Answers> Case::Cancel(const Step& step) {
   return Answers();
 }
 
+result<Answers> Case::Pin(const Step& step) {
+  result<pinned_rows> made = matches_.at(*step.Value("match")).handle.pin();
+  if (!made) return made.error();
+  const result<pin_info> info = made->info();
+  if (!info) return info.error();
+  pins_[step.name] = std::move(*made);
+  return Answers("kvstrata_pin_info", *info);
+}
+
+result<Answers> Case::Pinned(const Step& step) {
+  const pinned_rows& pin = pins_.at(step.name);
+  const result<pin_info> info = pin.info();
+  if (!info) return info.error();
+  std::string streams, first_rows, rows;
+  std::uint64_t bytes = 0, wrong = 0;
+  for (std::uint64_t i = 0; i < info->range_count; ++i) {
+    const result<pin_range> range = pin.range(i);
+    if (!range) return range.error();
+    const char* const comma = i == 0 ? "" : ",";
+    streams += comma + std::to_string(range->stream);
+    first_rows += comma + std::to_string(range->first_row);
+    rows += comma + std::to_string(range->rows);
+    bytes += range->bytes;
+    if (range->rows == 0) continue;
+    const std::vector<unsigned char> expected =
+        Fill(step.Number("mark"), range->stream, 0, range->first_row, range->rows, range->bytes / range->rows);
+    const auto* const found = static_cast<const unsigned char*>(range->data);
+    for (std::size_t byte = 0; byte < expected.size(); ++byte) wrong += expected[byte] != found[byte];
+  }
+  Answers out;
+  out.Add("streams", streams).Add("first_rows", first_rows).Add("rows", rows);
+  return out.Add("bytes", bytes).Add("wrong", wrong);
+}
+
 }  // namespace kvstrata::conformance

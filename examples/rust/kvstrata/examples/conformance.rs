@@ -311,6 +311,7 @@ struct Case {
     spaces: BTreeMap<String, (Namespace, Arc<Layout>)>,
     matches: BTreeMap<String, (Match, Arc<Layout>)>,
     plans: BTreeMap<String, Restore>,
+    pins: BTreeMap<String, Pin>,
 }
 
 fn make_layout(step: &Step) -> Result<Layout> {
@@ -392,6 +393,7 @@ impl Case {
             "limit" | "renew" | "agree" | "difference" => self.found(step),
             "plan" => self.plan(step),
             "start" | "wait" | "poll" | "cancel" => self.restore(step),
+            "pin" | "pinned" => self.pin(step),
             "release" => Ok(self.release(&step.name)),
             "status" => Ok(Answers::Words(vec![word("name", status_name(step.number("code") as i32))])),
             "version" => Ok(Answers::Words(vec![word("abi", abi_version()), word("format", format_version())])),
@@ -693,7 +695,33 @@ impl Case {
         Ok(Answers::Nothing)
     }
 
+    fn pin(&mut self, step: &Step) -> Result<Answers> {
+        if step.operation == "pin" {
+            let pin = self.matches[step.value("match").unwrap_or("")].0.pin()?;
+            let answers = members("kvstrata_pin_info", &pin.info()?);
+            self.pins.insert(step.name.clone(), pin);
+            return Ok(answers);
+        }
+        let pin = &self.pins[&step.name];
+        let count = pin.info()?.range_count;
+        let ranges = (0..count).map(|index| pin.range(index)).collect::<Result<Vec<PinRange<'_>>>>()?;
+        let mut wrong = 0;
+        for range in ranges.iter().filter(|range| range.rows != 0) {
+            let row_bytes = range.bytes.len() as u64 / range.rows;
+            let expected = fill(step.number("mark"), range.stream.into(), 0, range.first_row, range.rows, row_bytes);
+            wrong += expected.iter().zip(range.bytes).filter(|(a, b)| a != b).count();
+        }
+        Ok(Answers::Words(vec![
+            word("streams", joined(ranges.iter().map(|range| range.stream))),
+            word("first_rows", joined(ranges.iter().map(|range| range.first_row))),
+            word("rows", joined(ranges.iter().map(|range| range.rows))),
+            word("bytes", ranges.iter().map(|range| range.bytes.len()).sum::<usize>()),
+            word("wrong", wrong),
+        ]))
+    }
+
     fn release(&mut self, name: &str) -> Answers {
+        self.pins.remove(name);
         self.plans.remove(name);
         self.matches.remove(name);
         self.spaces.remove(name);
