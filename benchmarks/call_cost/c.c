@@ -2,7 +2,7 @@
 /*
  * The cases of call_cost.py through the C API.
  *
- * usage: call_cost_c lookup|miss|restore COUNT
+ * usage: call_cost_c lookup|miss|restore|pinned_hit COUNT
  */
 #include <stdlib.h>
 #include <string.h>
@@ -60,18 +60,31 @@ static void restore(kvstrata_match* match) {
   kvstrata_plan_destroy(plan);
 }
 
+static void pin(kvstrata_match* match) {
+  kvstrata_pin* pinned = NULL;
+  kvstrata_pin_info info = {.struct_size = sizeof info};
+  kvstrata_pin_range range = {.struct_size = sizeof range};
+  must(kvstrata_match_pin(match, &pinned, &error));
+  must(kvstrata_pin_get_info(pinned, &info, &error));
+  must(kvstrata_pin_get_range(pinned, 0, &range, &error));
+  if (info.end_token != TOKENS || range.bytes != sizeof rows) exit(1);
+  kvstrata_pin_destroy(pinned);
+}
+
 int main(int argc, char** argv) {
   if (argc != 3) return 2;
   for (int i = 0; i <= TOKENS; ++i) ids[i] = i * 3, others[i] = 7;
   kvstrata_cache* cache = NULL;
   kvstrata_namespace* space = open_namespace(&cache);
   const int miss = strcmp(argv[1], "miss") == 0, restores = strcmp(argv[1], "restore") == 0;
+  const int pins = strcmp(argv[1], "pinned_hit") == 0;
   kvstrata_tokens tokens = {.struct_size = sizeof tokens, .ids = miss ? others : ids, .count = TOKENS + 1};
   for (long i = atol(argv[2]); i > 0; --i) {
     kvstrata_match* match = NULL;
     kvstrata_match_info info = {.struct_size = sizeof info};
     must(kvstrata_lookup(space, &tokens, NULL, &match, &error));
     if (restores) restore(match);
+    if (pins) pin(match);
     must(kvstrata_match_get_info(match, &info, &error));
     if (info.usable_tokens != (miss ? 0 : TOKENS)) return 1;
     kvstrata_match_destroy(match);

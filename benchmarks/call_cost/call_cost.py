@@ -7,9 +7,10 @@ ROOT is the repository, FOLDER has the programs call_cost_LANGUAGE, LIBRARY is t
 counts of repetitions in processes of their own; the difference of their instructions, over that of the counts, is one
 call. Opening, storing and closing are the same in both and fall out. Workers count too: a restore is whole.
 
-    lookup   of 2,049 tokens, 2,048 stored in 32 blocks, and its info
-    miss     of 2,049 tokens whose first block is absent: the engine has so little to do that all of a call shows
-    restore  a lookup, and all of its 32 KiB from memory into one buffer
+    lookup      of 2,049 tokens, 2,048 stored in 32 blocks, and its info
+    miss        of 2,049 tokens whose first block is absent: the engine has so little to do that all of a call shows
+    restore     a lookup, and all of its 32 KiB from memory into one buffer
+    pinned_hit  a lookup, and all of its 32 KiB pinned where they lie: pin, its info, its one range, and its end
 
 What has no program or tool is named and left out. Instructions are no time; they do not depend on what else runs. Of
 Go's, CGO_CALLS times a call of C that does nothing are taken away: what cgo itself costs. Its collector and its
@@ -22,11 +23,11 @@ import subprocess
 import sys
 import tempfile
 
-CASES = ("lookup", "miss", "restore")
+CASES = ("lookup", "miss", "restore", "pinned_hit")
 FEW, MANY = 20, 220
 GOALS = {"c": "<=1.05", "cpp": "<=1.05", "rust": "<=1.10", "go": "<=1.5", "python": "(reported)"}
-# lookup, info, destroy; of a restore also create, start, wait, destroy.
-CGO_CALLS = {"lookup": 3, "miss": 3, "restore": 7}
+# lookup, info, destroy; of a restore also create, start, wait, destroy; of a pinned hit pin, info, range, destroy.
+CGO_CALLS = {"lookup": 3, "miss": 3, "restore": 7, "pinned_hit": 7}
 
 
 def instructions(valgrind, command, environment):

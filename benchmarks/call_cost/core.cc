@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The reference of call_cost.py: what each case costs without any ABI, in the engine's own C++.
 //
-// usage: call_cost_core lookup|miss|restore COUNT
+// usage: call_cost_core lookup|miss|restore|pinned_hit COUNT
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -11,6 +11,7 @@
 
 #include "lib/engine/cache.h"
 #include "lib/engine/match.h"
+#include "lib/engine/pin.h"
 #include "lib/engine/restore.h"
 #include "lib/engine/writer.h"
 #include "lib/storage/memory.h"
@@ -91,6 +92,11 @@ void Restore(World& world) {
   restore->Release();
 }
 
+void Pin(const engine::Match& match) {
+  const auto pin = Must(engine::Pin::Create(match));
+  if (pin->end_token() != kTokens || pin->range(0).bytes.size() != kTokens * kRowBytes) std::exit(1);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -104,6 +110,7 @@ int main(int argc, char** argv) {
     }
     const bool miss = std::strcmp(argv[1], "miss") == 0;
     const auto match = Lookup(world, miss ? world.others : world.ids);
+    if (std::strcmp(argv[1], "pinned_hit") == 0) Pin(*match);
     if (match->plan().usable_tokens != (miss ? 0 : kTokens)) return 1;
   }
   return 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The cases of call_cost.py through the C++ headers.
 //
-// usage: call_cost_cpp lookup|miss|restore COUNT
+// usage: call_cost_cpp lookup|miss|restore|pinned_hit COUNT
 #include <cstdlib>
 #include <kvstrata/kvstrata.hpp>
 #include <string_view>
@@ -45,6 +45,10 @@ int main(int argc, char** argv) {
       auto plan = must(match.plan());
       must(plan.start(std::vector{kvstrata::buffer::linear(0, rows)}));
       if (must(plan.wait()).usable_tokens != expected) return 1;
+    }
+    if (what == "pinned_hit") {
+      const auto pin = must(match.pin());
+      if (must(pin.info()).end_token != expected || must(pin.range(0)).bytes != rows.size()) return 1;
     }
     if (must(match.info()).usable_tokens != expected) return 1;
   }

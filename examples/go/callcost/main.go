@@ -3,7 +3,7 @@
 // Callcost runs the cases of benchmarks/call_cost/call_cost.py through the Go package, and one that only calls C: what
 // cgo itself costs.
 //
-// usage: callcost lookup|miss|restore|cgo COUNT
+// usage: callcost lookup|miss|restore|pinned_hit|cgo COUNT
 package main
 
 import (
@@ -49,6 +49,14 @@ func restore(match *kvstrata.Match, rows *kvstrata.Memory) {
 	}
 }
 
+func pin(match *kvstrata.Match) {
+	pinned := must(match.Pin())
+	defer pinned.Close()
+	if must(pinned.Info()).EndToken != tokens || len(must(pinned.Range(0)).Bytes) != tokens*rowBytes {
+		panic("not all pinned")
+	}
+}
+
 func main() {
 	runtime.GOMAXPROCS(1)
 	what, count := os.Args[1], must(strconv.Atoi(os.Args[2]))
@@ -69,6 +77,9 @@ func main() {
 		match := must(space.Lookup(ids, kvstrata.LookupOptions{}))
 		if what == "restore" {
 			restore(match, rows)
+		}
+		if what == "pinned_hit" {
+			pin(match)
 		}
 		if must(match.Info()).UsableTokens != expected {
 			panic("another length")

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cases of benchmarks/call_cost/call_cost.py through the Python package.
 
-usage: call_cost.py lookup|miss|restore COUNT
+usage: call_cost.py lookup|miss|restore|pinned_hit COUNT
 """
 
 import array
@@ -30,6 +30,10 @@ def main(case, count):
                     with match.plan() as plan:
                         plan.start([Buffer(0, rows)])
                         assert plan.wait().usable_tokens == expected
+                if case == "pinned_hit":
+                    with match.pin() as pin:
+                        assert pin.info.end_token == expected
+                        assert len(pin.range(0).data) == len(rows)
                 assert match.info.usable_tokens == expected
 
 

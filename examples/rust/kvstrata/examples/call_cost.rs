@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 //! The cases of benchmarks/call_cost/call_cost.py through the safe crate.
 //!
-//! usage: call_cost lookup|miss|restore COUNT
+//! usage: call_cost lookup|miss|restore|pinned_hit COUNT
 use kvstrata::*;
 
 const TOKENS: usize = 2048;
@@ -49,6 +49,11 @@ fn run(case: &str, count: u64) -> Result<()> {
             plan.start(vec![into]).map_err(|(error, _)| error)?;
             assert_eq!(plan.wait(u64::MAX)?.usable_tokens, expected);
             memory = plan.into_destinations().pop().map(|buffer| buffer.memory);
+        }
+        if case == "pinned_hit" {
+            let pin = found.pin()?;
+            assert_eq!(pin.info()?.end_token, expected);
+            assert_eq!(pin.range(0)?.bytes.len(), TOKENS * ROW_BYTES);
         }
         assert_eq!(found.info()?.usable_tokens, expected);
     }
