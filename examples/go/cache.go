@@ -321,13 +321,12 @@ type PinRange struct {
 
 // Pin pins the rows of the leading blocks of what a plan would read, as far as they are in memory: no I/O, no copy.
 func (m *Match) Pin() (*Pin, error) {
-	a := newArena()
-	defer a.free()
-	out := (**C.kvstrata_pin)(a.alloc(8))
-	if err := a.check(C.kvstrata_match_pin(m.raw, out, a.err)); err != nil {
+	var out *C.kvstrata_pin
+	failure := newFailure()
+	if err := failureOf(C.kvstrata_match_pin(m.raw, &out, failure), failure); err != nil {
 		return nil, err
 	}
-	return &Pin{*out}, nil
+	return &Pin{out}, nil
 }
 
 // Close gives the rows up: no Bytes of a range may be read afterwards.
@@ -347,11 +346,9 @@ func (p *Pin) Info() (PinInfo, error) {
 
 // Range gives range `index` of Info's RangeCount, in the order of the blocks, and for the same blocks by layer.
 func (p *Pin) Range(index uint64) (PinRange, error) {
-	a := newArena()
-	defer a.free()
-	out := (*C.kvstrata_pin_range)(a.alloc(C.sizeof_kvstrata_pin_range))
-	out.struct_size = C.sizeof_kvstrata_pin_range
-	if err := a.check(C.kvstrata_pin_get_range(p.raw, C.uint64_t(index), out, a.err)); err != nil {
+	out := C.kvstrata_pin_range{struct_size: C.sizeof_kvstrata_pin_range}
+	failure := newFailure()
+	if err := failureOf(C.kvstrata_pin_get_range(p.raw, C.uint64_t(index), &out, failure), failure); err != nil {
 		return PinRange{}, err
 	}
 	bytes := unsafe.Slice((*byte)(out.data), int(out.bytes))

@@ -88,11 +88,18 @@ func (a *arena) free() {
 }
 
 // check turns a status into an error, nil for KVSTRATA_OK.
-func (a *arena) check(status C.kvstrata_status) error {
+func (a *arena) check(status C.kvstrata_status) error { return failureOf(status, a.err) }
+
+// newFailure is for calls without an arena: what they fill has no pointers of Go's, and may be Go memory.
+func newFailure() *C.kvstrata_error {
+	return &C.kvstrata_error{struct_size: C.sizeof_kvstrata_error}
+}
+
+func failureOf(status C.kvstrata_status, from *C.kvstrata_error) error {
 	if status == C.KVSTRATA_OK {
 		return nil
 	}
-	return &Error{int32(status), int64(a.err.native_code), C.GoString(&a.err.field[0]), C.GoString(&a.err.message[0])}
+	return &Error{int32(status), int64(from.native_code), C.GoString(&from.field[0]), C.GoString(&from.message[0])}
 }
 
 // number calls a function whose output is a uint64.

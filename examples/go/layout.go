@@ -182,13 +182,7 @@ func (l *Layout) Text() (string, error) {
 
 // fetch calls a function that fills one struct, whose Go twin (types.go, laid out alike) is `into`.
 func fetch(into unsafe.Pointer, size uintptr, call func(to unsafe.Pointer, e *C.kvstrata_error) C.kvstrata_status) error {
-	a := newArena()
-	defer a.free()
-	to := a.alloc(size)
-	*(*uint32)(to) = uint32(size)
-	if err := a.check(call(to, a.err)); err != nil {
-		return err
-	}
-	copy(unsafe.Slice((*byte)(into), size), unsafe.Slice((*byte)(to), size))
-	return nil
+	*(*uint32)(into) = uint32(size)
+	failure := newFailure()
+	return failureOf(call(into, failure), failure)
 }
