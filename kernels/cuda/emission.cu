@@ -7,6 +7,7 @@
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/scales.h"
 #include "kernels/reference/grid.h"
 
 namespace kvstrata::kernels::cuda {
@@ -21,11 +22,7 @@ KVSTRATA_DEVICE float BlockLargest(const Thread& t, const float* row, uint32_t c
     const float magnitude = std::fabs(row[c]);
     amax = magnitude > amax ? magnitude : amax;  // false for NaN
   }
-  for (uint32_t mask = 1; mask < team; mask *= 2) {
-    const float other = t.ExchangeXor(amax, mask);
-    amax = other > amax ? other : amax;
-  }
-  return amax;
+  return TeamLargest(t, team, amax);
 }
 
 // Calls body(block, its scale byte, this lane's team) for the blocks of a row; a warp has as many at a time as it has
@@ -121,18 +118,6 @@ struct Emit {
     if (quantise) Quantise(t, row);
   }
 
-  KVSTRATA_DEVICE void StoreScale(uint64_t n, uint32_t block, uint32_t blocks, uint8_t byte, float scale) const {
-    uint8_t* scales = planes.scales + n * planes.scale_stride_bytes;
-    if (format.f32_scale) {
-      const uint32_t bits = std::bit_cast<uint32_t>(scale);
-      for (uint32_t i = 0; i < 4; ++i) scales[i] = static_cast<uint8_t>(bits >> (8 * i));
-      return;
-    }
-    scales[block] = byte;
-    if (block + 1 < blocks) return;
-    for (uint32_t i = blocks; i < scale_bytes; ++i) scales[i] = 0;
-  }
-
   // As pack_rows does it with the row's floats.
   KVSTRATA_DEVICE void Pack(const Thread& t, uint64_t n, const float* row) const {
     const uint32_t quantised = width - packed_rope_dims;
@@ -140,7 +125,10 @@ struct Emit {
     ForBlocks(t, format, row, quantised, [&](uint32_t block, uint8_t byte, uint32_t team) {
       const float scale = reference::ScaleValue(format, byte);
       const uint32_t lane = t.lane() % team;
-      if (lane == 0) StoreScale(n, block, quantised / format.block, byte, scale);
+      if (lane == 0) {
+        StoreScale(format, block, quantised / format.block, byte, scale_bytes,
+                   planes.scales + n * planes.scale_stride_bytes);
+      }
       const uint32_t begin = block * format.block;
       if (format.e2m1) {
         for (uint32_t c = begin + 2 * lane; c < begin + format.block; c += 2 * team) {

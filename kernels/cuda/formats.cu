@@ -4,11 +4,13 @@
 // A block of channels (those of one scale) is worked on by a team of lanes, a power of two of them within one warp;
 // each lane has kChannels neighbouring channels at a time, eight (one 16-byte word of bf16) where the addresses allow
 // it, else two (one byte of E2M1 codes). What a lane computes does not depend on which, so neither do the bytes.
+#include <bit>
 #include <cmath>
 
 #include "kernels/arguments.h"
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/scales.h"
 #include "kernels/cuda/words.h"
 #include "kernels/reference/grid.h"
 
@@ -23,12 +25,6 @@ using reference::ScaleValue;
 // Of the format; the launch's is cuda::Grid.
 using Format = reference::Grid;
 
-uint32_t PowerOfTwoFrom(uint32_t value) {
-  uint32_t power = 1;
-  while (power < value) power *= 2;
-  return power;
-}
-
 // How the lanes of the grid are dealt out: per row first the teams of its blocks, then those of its rope channels,
 // filled up so that a row's last team is whole.
 struct Teams {
@@ -37,7 +33,7 @@ struct Teams {
   uint32_t rope_teams;  // of a row
 
   Teams(uint32_t block, uint32_t quantised, uint32_t rope_dims, uint32_t channels) {
-    const uint32_t lanes = PowerOfTwoFrom((block + channels - 1) / channels);
+    const uint32_t lanes = std::bit_ceil((block + channels - 1) / channels);
     team = lanes < kWarp ? lanes : kWarp;
     blocks = quantised / block;
     rope_teams = (rope_dims + team * channels - 1) / (team * channels);
@@ -63,14 +59,6 @@ KVSTRATA_DEVICE float Largest(const float (&values)[kChannels], float amax) {
   for (uint32_t i = 0; i < kChannels; ++i) {
     const float magnitude = std::fabs(values[i]);
     amax = magnitude > amax ? magnitude : amax;  // false for NaN
-  }
-  return amax;
-}
-
-KVSTRATA_DEVICE float TeamLargest(const Thread& t, uint32_t team, float amax) {
-  for (uint32_t mask = 1; mask < team; mask *= 2) {
-    const float other = t.ExchangeXor(amax, mask);
-    amax = other > amax ? other : amax;
   }
   return amax;
 }
@@ -122,18 +110,6 @@ struct Pack {
   uint32_t scale_bytes;
   kvstrata_packed_planes planes;
 
-  KVSTRATA_DEVICE void StoreScale(uint64_t row, uint32_t block, uint8_t byte, float scale) const {
-    uint8_t* scales = planes.scales + row * planes.scale_stride_bytes;
-    if (format.f32_scale) {
-      const uint32_t bits = std::bit_cast<uint32_t>(scale);
-      for (uint32_t i = 0; i < 4; ++i) scales[i] = static_cast<uint8_t>(bits >> (8 * i));
-      return;
-    }
-    scales[block] = byte;
-    if (block + 1 < teams.blocks) return;
-    for (uint32_t i = teams.blocks; i < scale_bytes; ++i) scales[i] = 0;
-  }
-
   KVSTRATA_DEVICE void PackBlock(const Thread& t, uint64_t row, uint32_t block, uint32_t lane, bool there) const {
     const uint64_t begin = row * source_stride + uint64_t{block} * format.block;
     float first[kChannels] = {};
@@ -141,7 +117,9 @@ struct Pack {
     if (!there) return;
     const uint8_t byte = ScaleByte(format, amax);
     const float scale = ScaleValue(format, byte);
-    if (lane == 0) StoreScale(row, block, byte, scale);
+    if (lane == 0) {
+      StoreScale(format, block, teams.blocks, byte, scale_bytes, planes.scales + row * planes.scale_stride_bytes);
+    }
     uint8_t* codes = planes.codes + row * planes.code_stride_bytes;
     for (uint32_t c = lane * kChannels; c < format.block; c += teams.team * kChannels) {
       if (c != lane * kChannels) source.Load(begin + c, first);
@@ -186,16 +164,8 @@ struct Unpack {
   Rows destination;
   uint64_t destination_stride;
 
-  KVSTRATA_DEVICE float ScaleAt(uint64_t row, uint32_t channel) const {
-    const uint8_t* scales = planes.scales + row * planes.scale_stride_bytes;
-    if (!format.f32_scale) return ScaleValue(format, scales[channel / format.block]);
-    uint32_t bits = 0;
-    for (uint32_t i = 0; i < 4; ++i) bits |= uint32_t{scales[i]} << (8 * i);
-    return std::bit_cast<float>(bits);
-  }
-
   KVSTRATA_DEVICE void LoadQuantised(uint64_t row, uint32_t channel, float (&values)[kChannels]) const {
-    const float scale = ScaleAt(row, channel);
+    const float scale = LoadScale(format, planes.scales + row * planes.scale_stride_bytes, channel);
     const uint8_t* codes = planes.codes + row * planes.code_stride_bytes;
     if (format.e2m1) {
       uint8_t bytes[kChannels / 2];

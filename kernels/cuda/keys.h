@@ -6,6 +6,7 @@
 #pragma once
 
 #include "kernels/cuda/rows.h"
+#include "kernels/cuda/scales.h"
 #include "kernels/reference/grid.h"
 
 namespace kvstrata::kernels::cuda {
@@ -43,15 +44,7 @@ struct KeyRows {
     const uint8_t* scales = planes.scales + row * planes.scale_stride_bytes;
     uint8_t code = format.e2m1 ? codes[channel / 2] : codes[channel];
     if (format.e2m1) code = static_cast<uint8_t>(code >> (channel % 2 * 4) & 0xFu);
-    float scale = 0;
-    if (format.f32_scale) {
-      uint32_t bits = 0;
-      for (uint32_t i = 0; i < 4; ++i) bits |= uint32_t{scales[i]} << (8 * i);
-      scale = std::bit_cast<float>(bits);
-    } else {
-      scale = reference::ScaleValue(format, scales[channel / format.block]);
-    }
-    return reference::Decode(format, code, scale);
+    return reference::Decode(format, code, LoadScale(format, scales, channel));
   }
 };
 

@@ -32,12 +32,6 @@ KVSTRATA_DEVICE uint64_t KeyOf(float score, uint32_t index) {
 
 KVSTRATA_DEVICE uint32_t IndexOf(uint64_t key) { return 0xFFFFFFFFu - static_cast<uint32_t>(key); }
 
-inline uint32_t PowerOfTwoFrom(uint32_t value) {
-  uint32_t power = 1;
-  while (power < value) power *= 2;
-  return power;
-}
-
 struct Select {
   static constexpr uint32_t kThreads = 256;
   static constexpr uint32_t kSharedBytes = 2 * kKeys * sizeof(uint64_t) + (kDigits + 4) * sizeof(uint32_t);
@@ -197,7 +191,7 @@ Chosen ChosenOf(const kvstrata_topk_args& a) {
   const uint64_t tokens = a.tokens < (1u << 16) ? a.tokens : 1u << 16;
   if (most <= kKeys) return {static_cast<uint32_t>(tokens), 0};
   const uint64_t blocks = tokens < kWorkspaceBlocks ? tokens : kWorkspaceBlocks;
-  return {static_cast<uint32_t>(blocks), PowerOfTwoFrom(static_cast<uint32_t>(most))};
+  return {static_cast<uint32_t>(blocks), std::bit_ceil(static_cast<uint32_t>(most))};
 }
 
 // Eight bytes more, since the caller's workspace is aligned for floats only.
