@@ -1,10 +1,11 @@
-# What is installed: headers, both libraries, a CMake package and a pkg-config file. Two components: `runtime` is what a
-# program needs that was linked, `development` all else.
+# What is installed: headers, the libraries, a CMake package and a pkg-config file. Two components: `runtime` is what a
+# program needs that was linked, `development` all else. libkvstrata_cuda has two of its own, `cuda` and
+# `cuda_development`.
 include(CMakePackageConfigHelpers)
 set(package_folder ${CMAKE_INSTALL_LIBDIR}/cmake/kvstrata)
 
 install(DIRECTORY include/kvstrata DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} COMPONENT development
-  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp")
+  FILES_MATCHING PATTERN "*.h" PATTERN "*.hpp" PATTERN cuda.h EXCLUDE)
 
 # Two export sets: who wants the shared library need not have its dependencies' packages.
 foreach(kind IN ITEMS shared static)
@@ -17,6 +18,13 @@ foreach(kind IN ITEMS shared static)
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT development)
   install(EXPORT kvstrata-${kind}-targets NAMESPACE kvstrata:: DESTINATION ${package_folder} COMPONENT development)
 endforeach()
+
+if(kvstrata_CUDA)
+  install(FILES include/kvstrata/cuda.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/kvstrata COMPONENT cuda_development)
+  install(TARGETS kvstrata_cuda EXPORT kvstrata-cuda-targets
+    LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR} COMPONENT cuda NAMELINK_COMPONENT cuda_development)
+  install(EXPORT kvstrata-cuda-targets NAMESPACE kvstrata:: DESTINATION ${package_folder} COMPONENT cuda_development)
+endif()
 
 # Before 1.0 a minor release may change the API.
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/package/kvstrata-config-version.cmake

@@ -4,12 +4,18 @@ option(KVSTRATA_BUILD_EXAMPLES "Build the examples and the mini engine" ${PROJEC
 option(KVSTRATA_BUILD_BENCHMARKS "Build the benchmarks" OFF)
 option(KVSTRATA_INSTALL "Generate the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(KVSTRATA_WERROR "Treat warnings as errors" OFF)
+set(_cuda off)
+if(PROJECT_IS_TOP_LEVEL)
+  set(_cuda auto)
+endif()
+set(KVSTRATA_ENABLE_CUDA ${_cuda} CACHE STRING "Build libkvstrata_cuda: on, off or auto (where a CUDA compiler is)")
+set_property(CACHE KVSTRATA_ENABLE_CUDA PROPERTY STRINGS auto on off)
 set(KVSTRATA_SANITIZE "" CACHE STRING "Sanitizers for everything built here, e.g. address,undefined or thread")
 set(KVSTRATA_BUNDLED_ABSEIL "" CACHE PATH "Abseil's source, to be compiled into the libraries; empty: the system's")
 
 # A misspelt switch would be ignored in silence and the wrong thing built: refuse it.
 set(KVSTRATA_OPTIONS KVSTRATA_BUILD_TESTS KVSTRATA_BUILD_EXAMPLES KVSTRATA_BUILD_BENCHMARKS KVSTRATA_INSTALL
-  KVSTRATA_WERROR KVSTRATA_SANITIZE KVSTRATA_BUNDLED_ABSEIL)
+  KVSTRATA_WERROR KVSTRATA_ENABLE_CUDA KVSTRATA_SANITIZE KVSTRATA_BUNDLED_ABSEIL)
 get_cmake_property(_cache_names CACHE_VARIABLES)
 list(FILTER _cache_names INCLUDE REGEX "^KVSTRATA_")
 foreach(_name IN LISTS _cache_names)

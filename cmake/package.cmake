@@ -8,7 +8,11 @@ set(CPACK_PACKAGE_CONTACT "kvstrata maintainers <maintainers@kvstrata.invalid>")
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_COMPONENTS_ALL runtime development)
+if(kvstrata_CUDA)
+  list(APPEND CPACK_COMPONENTS_ALL cuda cuda_development)
+endif()
 set(CPACK_COMPONENT_DEVELOPMENT_DEPENDS runtime)
+set(CPACK_COMPONENT_CUDA_DEVELOPMENT_DEPENDS cuda development)
 # Policy: folders 0755, whatever the umask of who builds.
 set(CPACK_INSTALL_DEFAULT_DIRECTORY_PERMISSIONS OWNER_READ OWNER_WRITE OWNER_EXECUTE GROUP_READ GROUP_EXECUTE
   WORLD_READ WORLD_EXECUTE)
@@ -43,9 +47,23 @@ set(CPACK_COMPONENT_DEVELOPMENT_DESCRIPTION "${_summary} (development files)
 ${_text} the headers for C
 and C++, the static library, and what CMake and pkg-config need to find them.")
 
+set(CPACK_DEBIAN_CUDA_PACKAGE_NAME libkvstrata-cuda${kvstrata_ABI_VERSION})
+set(CPACK_DEBIAN_CUDA_PACKAGE_SECTION libs)
+set(CPACK_DEBIAN_CUDA_PACKAGE_SHLIBDEPS ON)
+set(CPACK_DEBIAN_CUDA_PACKAGE_CONTROL_EXTRA ${CPACK_DEBIAN_RUNTIME_PACKAGE_CONTROL_EXTRA})
+set(CPACK_COMPONENT_CUDA_DESCRIPTION "${_summary} (CUDA)
+${_text} its kernels for
+NVIDIA GPUs. It loads where no driver is, and says so.")
+set(CPACK_DEBIAN_CUDA_DEVELOPMENT_PACKAGE_NAME libkvstrata-cuda-dev)
+set(CPACK_DEBIAN_CUDA_DEVELOPMENT_PACKAGE_SECTION libdevel)
+set(CPACK_COMPONENT_CUDA_DEVELOPMENT_DESCRIPTION "${_summary} (CUDA, development files)
+${_text} the header for
+the kernels on NVIDIA GPUs, and what CMake needs to find them.")
+
 # Policy wants the licence with each package; an installation by hand has no use for it there.
-install(FILES cmake/debian/copyright DESTINATION share/doc/${CPACK_DEBIAN_RUNTIME_PACKAGE_NAME}
-  COMPONENT runtime EXCLUDE_FROM_ALL)
-install(FILES cmake/debian/copyright DESTINATION share/doc/${CPACK_DEBIAN_DEVELOPMENT_PACKAGE_NAME}
-  COMPONENT development EXCLUDE_FROM_ALL)
+foreach(_component IN LISTS CPACK_COMPONENTS_ALL)
+  string(TOUPPER ${_component} _name)
+  install(FILES cmake/debian/copyright DESTINATION share/doc/${CPACK_DEBIAN_${_name}_PACKAGE_NAME}
+    COMPONENT ${_component} EXCLUDE_FROM_ALL)
+endforeach()
 include(CPack)

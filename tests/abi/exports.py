@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shared library exports what its headers declare, its map and its list name, and nothing else.
+"""A shared library exports what its headers declare, its map and its list name, and nothing else.
 
-usage: exports.py ROOT LIBRARY --nm NM --readelf READELF [--bundled]
+usage: exports.py ROOT LIBRARY --nm NM --readelf READELF [--bundled] [--cuda]
 
 --bundled: the library has Abseil within it, and may not need the system's.
+--cuda: the library is libkvstrata_cuda, not libkvstrata.
 """
 
 import argparse
@@ -11,9 +12,26 @@ import os
 import re
 import subprocess
 import sys
+import typing
+
+
+class Library(typing.NamedTuple):
+    """Where a library's names stand."""
+    name: str
+    headers: tuple
+    map: str
+    list: str
+    node: str
+
+
+CORE = Library("libkvstrata", ("c_api.h", "kernels.h", "version.h"), "capi/kvstrata.map", "capi/symbols.txt",
+               "KVSTRATA")
+CUDA = Library("libkvstrata_cuda", ("cuda.h",), "kernels/cuda/library/kvstrata_cuda.map",
+               "kernels/cuda/library/symbols.txt", "KVSTRATA_CUDA")
 
 PROTOTYPE = re.compile(r"^KVSTRATA_API [^;(]*?\b(kvstrata_\w+)\s*\(", re.MULTILINE)
-# What the library may need at run time: the C and C++ run-times and the distribution's Abseil and zstd.
+# What a library may need at run time: the C and C++ run-times and the distribution's Abseil and zstd. CUDA's own
+# libraries are within libkvstrata_cuda or loaded when they are asked for.
 NEEDED = re.compile(r"^(libc|libm|libgcc_s|libstdc\+\+|libpthread|ld-linux[\w-]*|libzstd)\.so\b")
 ABSEIL = re.compile(r"^libabsl_\w+\.so\b")
 
@@ -31,32 +49,38 @@ def output_of(*command):
     return subprocess.run(command, check=True, capture_output=True, text=True).stdout
 
 
-def declared_names(root):
+def declared_names(root, headers):
     names = set()
-    for header in os.listdir(os.path.join(root, "include/kvstrata")):
-        if header.endswith(".h"):
-            names |= set(PROTOTYPE.findall(without_comments(read(root, "include/kvstrata/" + header))))
+    for header in headers:
+        names |= set(PROTOTYPE.findall(without_comments(read(root, "include/kvstrata/" + header))))
     return names
 
 
-def map_names(text):
+def check_headers(problems, root):
+    known = {*CORE.headers, *CUDA.headers}
+    for header in os.listdir(os.path.join(root, "include/kvstrata")):
+        if header.endswith(".h") and header not in known:
+            problems.append(f"{header}: no library has its functions")
+
+
+def map_names(path, text):
     """(node, names) of the one node that the map may have."""
     match = re.fullmatch(r"\s*(\w+)\s*\{\s*global:([^{}:]*)local:\s*\*;\s*\};\s*", without_comments(text))
     if not match:
-        raise SystemExit("capi/kvstrata.map: not one node of names with 'local: *;'")
+        raise SystemExit(f"{path}: not one node of names with 'local: *;'")
     return match.group(1), {name.strip() for name in match.group(2).split(";") if name.strip()}
 
 
-def listed_names(text, problems):
+def listed_names(path, text, problems):
     names = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("#") or not line.strip():
             continue
         if not re.fullmatch(r"kvstrata_\w+\s+\d+\.\d+\.\d+\s+(unstable|stable|deprecated)", line):
-            problems.append(f"capi/symbols.txt:{number}: not 'name release state': {line}")
+            problems.append(f"{path}:{number}: not 'name release state': {line}")
         names.append(line.split()[0])
     if names != sorted(set(names)):
-        problems.append("capi/symbols.txt: names are not sorted, or one stands there twice")
+        problems.append(f"{path}: names are not sorted, or one stands there twice")
     return set(names)
 
 
@@ -77,9 +101,9 @@ def compare(problems, left, left_names, right, right_names):
         problems.append(f"{name} is in {right} but not in {left}")
 
 
-def check_dynamic(problems, text, abi, bundled):
-    if f"Library soname: [libkvstrata.so.{abi}]" not in text:
-        problems.append(f"the SONAME is not libkvstrata.so.{abi}")
+def check_dynamic(problems, text, soname, bundled):
+    if f"Library soname: [{soname}]" not in text:
+        problems.append(f"the SONAME is not {soname}")
     for library in re.findall(r"\(NEEDED\)\s+Shared library: \[([^\]]+)\]", text):
         if not NEEDED.match(library) and (bundled or not ABSEIL.match(library)):
             problems.append(f"the library needs {library}")
@@ -117,21 +141,25 @@ def main():
     parser.add_argument("--nm", required=True)
     parser.add_argument("--readelf", required=True)
     parser.add_argument("--bundled", action="store_true")
+    parser.add_argument("--cuda", action="store_true")
     arguments = parser.parse_args()
 
     problems = []
+    library = CUDA if arguments.cuda else CORE
     abi = re.search(r"^#define KVSTRATA_ABI_VERSION (\d+)$", read(arguments.root, "include/kvstrata/version.h"),
                     re.MULTILINE).group(1)
-    declared = declared_names(arguments.root)
-    node, mapped = map_names(read(arguments.root, "capi/kvstrata.map"))
-    listed = listed_names(read(arguments.root, "capi/symbols.txt"), problems)
+    check_headers(problems, arguments.root)
+    declared = declared_names(arguments.root, library.headers)
+    node, mapped = map_names(library.map, read(arguments.root, library.map))
+    listed = listed_names(library.list, read(arguments.root, library.list), problems)
     exported = exported_names(arguments.nm, arguments.library, node)
-    if node != f"KVSTRATA_{abi}":
-        problems.append(f"capi/kvstrata.map: the node is {node}, the ABI number {abi}")
-    compare(problems, "the headers", declared, "capi/kvstrata.map", mapped)
-    compare(problems, "the headers", declared, "capi/symbols.txt", listed)
+    if node != f"{library.node}_{abi}":
+        problems.append(f"{library.map}: the node is {node}, the ABI number {abi}")
+    compare(problems, "the headers", declared, library.map, mapped)
+    compare(problems, "the headers", declared, library.list, listed)
     compare(problems, "the headers", declared, "the library", exported)
-    check_dynamic(problems, output_of(arguments.readelf, "-dW", arguments.library), abi, arguments.bundled)
+    check_dynamic(problems, output_of(arguments.readelf, "-dW", arguments.library), f"{library.name}.so.{abi}",
+                  arguments.bundled or arguments.cuda)
     check_segments(problems, output_of(arguments.readelf, "-lW", arguments.library))
     check_resolved(problems, arguments.library)
 

@@ -37,6 +37,16 @@ for path in "usr/$libdir/libkvstrata.so.$abi" "usr/share/doc/libkvstrata$abi/cop
             "usr/$libdir/pkgconfig/kvstrata.pc" usr/include/kvstrata/c_api.h usr/share/doc/libkvstrata-dev/copyright; do
   [[ $contents == *" ./$path"* ]] || fail "no $path"
 done
+# The CUDA library's, where the build has one: nothing of CUDA's is needed to install it.
+for cuda in "$root-packages"/libkvstrata-cuda"$abi"_*.deb; do
+  [[ -e $cuda ]] || continue
+  [[ $(dpkg-deb -f "$cuda" Depends) != *cuda* ]] || fail "$cuda depends on $(dpkg-deb -f "$cuda" Depends)"
+  contents+=$'\n'$(dpkg-deb -c "$cuda"; dpkg-deb -c "$root-packages"/libkvstrata-cuda-dev_*.deb)
+  for path in "usr/$libdir/libkvstrata_cuda.so.$abi" usr/include/kvstrata/cuda.h \
+              "usr/share/doc/libkvstrata-cuda$abi/copyright"; do
+    [[ $contents == *" ./$path"* ]] || fail "no $path"
+  done
+done
 [[ -z $(grep -v ' root/root ' <<< "$contents") ]] || fail "files that are not root's"
 
 if [[ $(id -u) -ne 0 ]]; then

@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kvstrata/cuda.h - what libkvstrata_cuda gives an engine on NVIDIA GPUs: the table of kernels. C99.
+ *
+ * A library of its own, so that the core needs no driver: libkvstrata neither links nor loads it. It contains CUDA's
+ * run-time library and loads the driver when it is first asked for a device; where there is none, that is a status
+ * with a sentence that says what is missing. It makes no thread.
+ *
+ *   kvstrata_error error = {.struct_size = sizeof error};
+ *   const kvstrata_kernels* kernels = NULL;
+ *   if (kvstrata_cuda_kernels(0, &kernels, &error) != KVSTRATA_OK) puts(error.message);
+ *
+ * Devices are numbered as CUDA numbers them. Streams are cudaStream_t of the run-time API; CUstream is the same type.
+ */
+#ifndef KVSTRATA_CUDA_H
+#define KVSTRATA_CUDA_H
+
+#include "kvstrata/c_api.h"
+#include "kvstrata/kernels.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Whether device `device_id` can be used. KVSTRATA_E_UNSUPPORTED: there is no driver, it is too old for this library,
+ * it has no device, or the device is older than compute capability 8.0; error.message says which.
+ * KVSTRATA_E_INVALID_ARGUMENT: a number that no device has. KVSTRATA_E_DEVICE: the driver failed; native_code is its
+ * cudaError_t. `error` may be NULL. Any thread; the calling thread's current device stays what it was. */
+KVSTRATA_API kvstrata_status kvstrata_cuda_available(int32_t device_id, kvstrata_error* error);
+
+/* The table of <kvstrata/kernels.h> whose functions queue their work on `stream`, a cudaStream_t of the device that is
+ * current for the calling thread, and do not wait for it. Pointers in argument structs are device pointers, but for
+ * the structs themselves and a move's `segments`, which are read before the call returns. What lies in device memory
+ * cannot be looked at first: a page id that is negative or not below page_limit skips its row, and a pick that is no
+ * visible entry its place, where the other levels refuse the call.
+ *
+ * `*out_kernels` is of static lifetime and the same for all devices. Errors as above, and *out_kernels untouched. */
+KVSTRATA_API kvstrata_status kvstrata_cuda_kernels(int32_t device_id, const kvstrata_kernels** out_kernels,
+                                                   kvstrata_error* error);
+
+#ifdef __cplusplus
+} /* extern "C" */
+#endif
+
+#endif
