@@ -14,11 +14,13 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 #include <span>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "benchmarks/micro/plain_chain.h"
 #include "benchmarks/ratio.h"
 #include "lib/base/hash.h"
 #include "lib/storage/segment/record_table.h"
@@ -26,8 +28,10 @@
 
 namespace {
 
+using kvstrata::benchmarks::PlainChain;
+using kvstrata::benchmarks::PlainChains;
 using kvstrata::core::base::BlockDigest;
-using kvstrata::core::base::ChainBlock;
+using kvstrata::core::base::ChainBlocks;
 using kvstrata::core::base::RootDigest;
 using kvstrata::core::storage::Record;
 using kvstrata::core::storage::RecordTable;
@@ -83,8 +87,9 @@ struct World {
   }
 
   KeySequence Keys(uint64_t block_tokens) const {
-    return KeySequence(root, [this, block_tokens](uint64_t index, const BlockDigest& parent) {
-      return ChainBlock(parent, std::span(prompt).subspan(index * block_tokens, block_tokens));
+    return KeySequence(root, [this, block_tokens](uint64_t index, const BlockDigest& parent,
+                                                  std::span<BlockDigest> out) {
+      ChainBlocks(parent, std::span(prompt).subspan(index * block_tokens, out.size() * block_tokens), out);
     });
   }
 
@@ -102,15 +107,22 @@ struct World {
     if (keys.At(kPromptTokens / block_tokens - 1) == root) Fail("the chain ends where it began");
   }
 
-  void HashChain(uint64_t block_tokens) const {
-    std::vector<unsigned char> input(16 + block_tokens * sizeof(int32_t));
-    XXH128_hash_t hash{};
-    for (uint64_t block = 0; block < kPromptTokens / block_tokens; ++block) {
-      std::memcpy(input.data(), &hash, 16);
-      std::memcpy(input.data() + 16, &prompt[block * block_tokens], block_tokens * sizeof(int32_t));
-      hash = XXH3_128bits(input.data(), input.size());
-    }
+  // The fastest that xxHash has for this processor.
+  void HashChain(PlainChain chain, uint64_t block_tokens) const {
+    const XXH128_hash_t hash = chain(prompt, block_tokens);
     if (hash.low64 == 0 && hash.high64 == 0) Fail("the chain's digest is zero");
+  }
+  PlainChain FastestHashChain(uint64_t block_tokens) const {
+    PlainChain fastest = nullptr;
+    double least = std::numeric_limits<double>::max();
+    for (int round = 0; round < kvstrata::benchmarks::kPairs; ++round) {
+      for (const PlainChain chain : PlainChains()) {
+        const double seconds = kvstrata::benchmarks::SecondsOf([&] { HashChain(chain, block_tokens); });
+        if (seconds < least) fastest = chain;
+        least = std::min(least, seconds);
+      }
+    }
+    return fastest;
   }
 
   void BulkHash() const {
@@ -135,7 +147,8 @@ void PrintMatch(uint64_t block_tokens) {
   const std::string name = "longest_match_1m_" + std::to_string(block_tokens);
   const auto match = [&] { world.Match(block_tokens, kPromptTokens); };
   using kvstrata::benchmarks::PrintRatio;
-  PrintRatio((name + "_vs_hash_chain").c_str(), "<=1.3", match, [&] { world.HashChain(block_tokens); });
+  const PlainChain chain = world.FastestHashChain(block_tokens);
+  PrintRatio((name + "_vs_hash_chain").c_str(), "<=1.3", match, [&] { world.HashChain(chain, block_tokens); });
   PrintRatio((name + "_vs_own_keys").c_str(), "<=1.3", match, [&] { world.KeyChain(block_tokens); });
   PrintRatio((name + "_vs_bulk_xxh3").c_str(), "<=8", match, [&] { world.BulkHash(); });
 }
