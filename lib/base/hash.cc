@@ -8,6 +8,8 @@
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
+#include "lib/base/pair_hash.h"
+
 namespace kvstrata::core::base {
 namespace {
 
@@ -69,11 +71,12 @@ class PairHasher {
 };
 
 // What XXH3 makes of a seed, made once: a one-shot hash of a long input with a bare seed would make it on each call.
+static_assert(kSecretBytes == XXH3_SECRET_DEFAULT_SIZE);
 struct Secret {
   explicit Secret(uint64_t seed_in) : seed(seed_in) { XXH3_generateSecret_fromSeed(bytes.data(), seed); }
 
   uint64_t seed;
-  alignas(64) std::array<std::byte, XXH3_SECRET_DEFAULT_SIZE> bytes;
+  alignas(64) SecretBytes bytes;
 };
 
 struct SecretPair {
@@ -127,6 +130,12 @@ BlockDigest HashWhole(uint64_t seed, const BlockDigest& parent, std::span<const 
 
 BlockDigest HashBelow(uint64_t seed, const BlockDigest& parent, std::span<const int32_t> tokens,
                       std::span<const std::byte> extra) {
+  if (extra.empty() && CanHashPairs(tokens.size())) {
+    BlockDigest key;
+    const auto& [digest, check] = SecretsOf(seed);
+    HashPairs(digest.bytes, check.bytes, parent, tokens, tokens.size(), {&key, 1});
+    return key;
+  }
   const bool whole = extra.empty() && tokens.size() <= kOneShotTokens && std::endian::native == std::endian::little;
   return whole ? HashWhole(seed, parent, tokens) : HashPieces(seed, parent, tokens, extra);
 }
@@ -142,6 +151,18 @@ BlockDigest RootDigest(std::span<const std::byte> canonical_identity) {
 
 BlockDigest ChainBlock(const BlockDigest& parent, std::span<const int32_t> tokens, std::span<const std::byte> extra) {
   return HashBelow(kBlockSeed, parent, tokens, extra);
+}
+
+void ChainBlocks(const BlockDigest& parent, std::span<const int32_t> tokens, std::span<BlockDigest> out) {
+  if (out.empty()) return;
+  const size_t block_tokens = tokens.size() / out.size();
+  if (CanHashPairs(block_tokens)) {
+    const auto& [digest, check] = SecretsOf(kBlockSeed);
+    return HashPairs(digest.bytes, check.bytes, parent, tokens, block_tokens, out);
+  }
+  for (size_t i = 0; i < out.size(); ++i) {
+    out[i] = ChainBlock(i == 0 ? parent : out[i - 1], tokens.subspan(i * block_tokens, block_tokens));
+  }
 }
 
 Digest128 TailDigest(const BlockDigest& boundary, std::span<const int32_t> tokens, std::span<const std::byte> extra) {

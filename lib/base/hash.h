@@ -58,6 +58,10 @@ BlockDigest RootDigest(std::span<const std::byte> canonical_identity);
 BlockDigest ChainBlock(const BlockDigest& parent, std::span<const int32_t> tokens,
                        std::span<const std::byte> extra = {});
 
+// The same of consecutive blocks of as many tokens each, none of which has extra keys: faster than one by one.
+// `tokens`: those of out.size() blocks.
+void ChainBlocks(const BlockDigest& parent, std::span<const int32_t> tokens, std::span<BlockDigest> out);
+
 // Digest of the tokens between a block boundary and a snapshot inside the next block (possibly none), with the extra
 // keys of those positions. `boundary` is the key of the last complete block, or the root's.
 Digest128 TailDigest(const BlockDigest& boundary, std::span<const int32_t> tokens,

@@ -82,9 +82,16 @@ absl::Status CheckLookup(const LookupOptions& options) {
 }  // namespace
 
 trie::KeySequence KeysOf(const Prompt& prompt, const base::BlockDigest& root, uint32_t block_tokens) {
-  return trie::KeySequence(root, [&prompt, block_tokens](uint64_t index, const trie::BlockKey& parent) {
-    const uint64_t first = index * block_tokens;
-    return base::ChainBlock(parent, prompt.Slice(first, block_tokens), prompt.Extra(first, block_tokens));
+  return trie::KeySequence(root, [&prompt, block_tokens](uint64_t index, trie::BlockKey parent,
+                                                         std::span<trie::BlockKey> out) {
+    uint64_t first = index * block_tokens;
+    const uint64_t count = out.size() * block_tokens;
+    if (!prompt.HasExtra(first, count)) return base::ChainBlocks(parent, prompt.Slice(first, count), out);
+    for (trie::BlockKey& key : out) {
+      parent = base::ChainBlock(parent, prompt.Slice(first, block_tokens), prompt.Extra(first, block_tokens));
+      key = parent;
+      first += block_tokens;
+    }
   });
 }
 

@@ -45,15 +45,23 @@ void Prompt::Truncate(uint64_t length) {
 std::vector<std::byte> Prompt::Extra(uint64_t first, uint64_t count) const {
   std::vector<std::byte> out;
   base::ByteWriter writer(&out);
-  auto key = std::lower_bound(keys_.begin(), keys_.end(), first,
-                              [](const ExtraKey& k, uint64_t position) { return k.position < position; });
-  for (; key != keys_.end() && key->position < first + count; ++key) {
+  for (auto key = KeyFrom(first); key != keys_.end() && key->position < first + count; ++key) {
     writer.Write(static_cast<uint32_t>(key->position - first));
     writer.Write(key->type);
     writer.Write(uint64_t{key->bytes.size()});
     writer.WriteBytes(base::AsBytes(key->bytes));
   }
   return out;
+}
+
+bool Prompt::HasExtra(uint64_t first, uint64_t count) const {
+  const auto key = KeyFrom(first);
+  return key != keys_.end() && key->position < first + count;
+}
+
+std::vector<ExtraKey>::const_iterator Prompt::KeyFrom(uint64_t position) const {
+  return std::lower_bound(keys_.begin(), keys_.end(), position,
+                          [](const ExtraKey& key, uint64_t at) { return key.position < at; });
 }
 
 base::Digest128 TailOf(const Prompt& prompt, const base::BlockDigest& boundary_key, uint64_t boundary,

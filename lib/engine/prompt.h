@@ -46,9 +46,13 @@ class Prompt {
     return std::span<const int32_t>(ids_).subspan(first, count);
   }
   std::vector<std::byte> Extra(uint64_t first, uint64_t count) const;
+  bool HasExtra(uint64_t first, uint64_t count) const;
   friend bool operator==(const Prompt&, const Prompt&) = default;
 
  private:
+  // The first one at `position` or behind it.
+  std::vector<ExtraKey>::const_iterator KeyFrom(uint64_t position) const;
+
   std::vector<int32_t> ids_;
   std::vector<ExtraKey> keys_;  // ascending positions
 };

@@ -105,21 +105,32 @@ struct BlockInfo {
 // the writer of the same sequence need not hash again.
 class KeySequence {
  public:
-  // Computes the key of block `index` from its parent's key. Called with index = 0, 1, 2, ... once each.
+  // Computes the keys of the blocks from `index` on, as many as `out` has, the first one from its parent's key. Called
+  // with ascending indexes, once for each block.
+  using ComputeMany = std::function<void(uint64_t index, const BlockKey& parent, std::span<BlockKey> out)>;
+  // The same for one block a call.
   using Compute = std::function<BlockKey(uint64_t index, const BlockKey& parent)>;
 
-  KeySequence(const BlockKey& root, Compute compute) : root_(root), compute_(std::move(compute)) {}
+  KeySequence(const BlockKey& root, ComputeMany compute) : root_(root), compute_(std::move(compute)) {}
+  KeySequence(const BlockKey& root, Compute compute)
+      : KeySequence(root, [compute = std::move(compute)](uint64_t index, BlockKey parent, std::span<BlockKey> out) {
+          for (BlockKey& key : out) parent = key = compute(index++, parent);
+        }) {}
 
   const BlockKey& root() const { return root_; }
   const BlockKey& At(uint64_t index) {
-    while (keys_.size() <= index) keys_.push_back(compute_(keys_.size(), keys_.empty() ? root_ : keys_.back()));
+    const uint64_t known = keys_.size();
+    if (known <= index) {
+      keys_.resize(index + 1);
+      compute_(known, known == 0 ? root_ : keys_[known - 1], std::span(keys_).subspan(known));
+    }
     return keys_[index];
   }
   uint64_t computed() const { return keys_.size(); }
 
  private:
   BlockKey root_;
-  Compute compute_;
+  ComputeMany compute_;
   std::vector<BlockKey> keys_;
 };
 

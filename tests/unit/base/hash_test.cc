@@ -85,6 +85,24 @@ TEST_CASE("keys of blocks of every length are the documented hashes of the docum
   }
 }
 
+TEST_CASE("the keys of blocks made together are those made one by one") {
+  const base::BlockDigest parent{{0x0123456789abcdef, 0xfedcba9876543210}, 0x55aa55aa00ff00ff};
+  std::vector<int32_t> tokens(5 * 1056);
+  for (size_t i = 0; i < tokens.size(); ++i) tokens[i] = static_cast<int32_t>(i * 2654435761u);
+  for (const size_t block_tokens : {1, 48, 63, 64, 80, 100, 128, 240, 255, 256, 272, 512, 1024, 1056}) {
+    for (size_t blocks = 0; blocks <= 5; ++blocks) {
+      INFO(blocks << " blocks of " << block_tokens);
+      std::vector<base::BlockDigest> keys(blocks);
+      base::ChainBlocks(parent, std::span(tokens).first(blocks * block_tokens), keys);
+      base::BlockDigest expected = parent;
+      for (size_t block = 0; block < blocks; ++block) {
+        expected = base::ChainBlock(expected, std::span(tokens).subspan(block * block_tokens, block_tokens));
+        CHECK(keys[block] == expected);
+      }
+    }
+  }
+}
+
 TEST_CASE("a key depends on parent, tokens, extra keys and where one ends and the other begins") {
   const auto root = base::RootDigest(Bytes("a"));
   const std::vector<int32_t> tokens = {1, 2, 3, 4};
