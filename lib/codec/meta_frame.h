@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Metadata in a zstd frame where that is smaller, as it is elsewhere. The only place that includes zstd.h.
+// Metadata in a zstd frame where that is smaller, as it is elsewhere. Beside slice_codec.cc the only place that
+// includes zstd.h.
 //
 // Frame, little-endian: u8 method (0 stored, 1 zstd), u32 plain size, payload. The plain size is never trusted: the
 // reader gives the bound, and a frame that says or makes another size is corrupt.
