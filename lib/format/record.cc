@@ -17,7 +17,9 @@ constexpr uint32_t kMetaMagic = 0x4d53564b;  // "KVSM"
 constexpr uint32_t kHeadMagic = 0x4853564b;  // "KVSH"
 // magic 4, version 2, kind 2, namespace 16, sequence 8, position 8, key 24, parent 24, tail 16
 constexpr size_t kIdentityBytes = 104;
-constexpr size_t kSliceBytes = 16;  // stream 4, flags 4, bytes 8; then a checksum for each block
+constexpr uint16_t kPlainVersion = 1;
+constexpr size_t kSliceBytes = 16;  // stream 4, flags 4, bytes 8; then a checksum for each block, then its stored size
+constexpr size_t kStoredSizeBytes = 8;
 constexpr size_t kChecksumBytes = 8;
 constexpr uint32_t kSliceAbsent = 1;
 // 64 blocks of at most 768 tokens; a layout has at most 4096 streams; extra keys are bounded by the C ABI at 1 KiB
@@ -38,9 +40,9 @@ bool ReadKey(base::ByteReader& in, base::BlockDigest* key) {
   return in.Read(&key->digest.lo) && in.Read(&key->digest.hi) && in.Read(&key->check);
 }
 
-void WriteIdentity(base::ByteWriter& out, uint32_t magic, const RecordIdentity& identity) {
+void WriteIdentity(base::ByteWriter& out, uint32_t magic, bool coded, const RecordIdentity& identity) {
   out.Write(magic);
-  out.Write(kFormatVersion);
+  out.Write(coded ? kFormatVersion : kPlainVersion);
   out.Write(static_cast<uint16_t>(identity.kind));
   out.WriteBytes(identity.name_space);
   out.Write(identity.sequence);
@@ -51,7 +53,7 @@ void WriteIdentity(base::ByteWriter& out, uint32_t magic, const RecordIdentity& 
   out.Write(identity.tail.hi);
 }
 
-absl::Status ReadIdentity(base::ByteReader& in, uint32_t expected_magic, RecordIdentity* identity) {
+absl::Status ReadIdentity(base::ByteReader& in, uint32_t expected_magic, RecordIdentity* identity, bool* coded) {
   uint32_t magic = 0;
   uint16_t version = 0, kind = 0;
   if (!in.Read(&magic) || magic != expected_magic) return base::Corrupt("magic", "not a kvstrata record");
@@ -62,6 +64,10 @@ absl::Status ReadIdentity(base::ByteReader& in, uint32_t expected_magic, RecordI
   }
   if (!in.Read(&kind) || kind < 1 || kind > 4) return base::Corrupt("kind", std::to_string(kind));
   identity->kind = static_cast<RecordKind>(kind);
+  *coded = version > kPlainVersion;
+  if (*coded && identity->kind != RecordKind::kBlock && identity->kind != RecordKind::kSnapshot) {
+    return base::Corrupt("version", "2, of a record that has nothing to code");
+  }
   base::ByteView id;
   if (!in.ReadBytes(identity->name_space.size(), &id)) return base::Corrupt("namespace", "cut off");
   std::copy(id.begin(), id.end(), identity->name_space.begin());
@@ -100,7 +106,7 @@ struct HeadCounts {
   uint32_t head_bytes = 0, tokens = 0, extra_bytes = 0, slices = 0, more = 0;
 };
 
-absl::StatusOr<HeadCounts> ReadCounts(base::ByteReader& in, RecordKind kind) {
+absl::StatusOr<HeadCounts> ReadCounts(base::ByteReader& in, RecordKind kind, bool coded) {
   HeadCounts counts;
   if (!in.Read(&counts.head_bytes) || !in.Read(&counts.tokens) || !in.Read(&counts.extra_bytes) ||
       !in.Read(&counts.slices)) {
@@ -110,10 +116,38 @@ absl::StatusOr<HeadCounts> ReadCounts(base::ByteReader& in, RecordKind kind) {
   if (counts.tokens > kMaxTokens) return base::Corrupt("tokens", std::to_string(counts.tokens));
   if (counts.extra_bytes > kMaxExtraBytes) return base::Corrupt("extra_bytes", std::to_string(counts.extra_bytes));
   if (counts.slices > kMaxSlices) return base::Corrupt("slices", std::to_string(counts.slices));
-  if (counts.head_bytes != HeadBytes(counts.tokens, counts.extra_bytes, counts.slices, uint64_t{1} + counts.more)) {
+  if (counts.head_bytes !=
+      HeadBytes(counts.tokens, counts.extra_bytes, counts.slices, uint64_t{1} + counts.more, coded)) {
     return base::Corrupt("head_bytes", std::to_string(counts.head_bytes));
   }
   return counts;
+}
+
+absl::Status ReadSlices(base::ByteReader& in, uint32_t count, bool coded, RecordHead* head) {
+  const uint64_t blocks = head->blocks();
+  head->slices.resize(count);
+  head->checksums.resize(count * blocks);
+  if (coded) head->stored.resize(count * blocks);
+  bool some_coded = false;
+  for (size_t i = 0; i < count; ++i) {
+    Slice& slice = head->slices[i];
+    uint32_t flags = 0;
+    in.Read(&slice.stream);
+    in.Read(&flags);
+    in.Read(&slice.bytes);
+    for (uint64_t block = 0; block < blocks; ++block) in.Read(&head->checksums[i * blocks + block]);
+    if (flags > kSliceAbsent) return base::Corrupt("slice flags", std::to_string(flags));
+    slice.absent = flags == kSliceAbsent;
+    if (slice.absent && slice.bytes != 0) return base::Corrupt("slice bytes", "an absent stream has bytes");
+    for (uint64_t block = 0; coded && block < blocks; ++block) {
+      uint64_t& stored = head->stored[i * blocks + block];
+      in.Read(&stored);
+      if (stored > slice.bytes) return base::Corrupt("stored bytes", "more than the slice has");
+      some_coded |= stored < slice.bytes;
+    }
+  }
+  if (coded && !some_coded) return base::Corrupt("version", "2, with no slice coded");
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -140,7 +174,7 @@ std::vector<std::byte> EncodeRecordMeta(const RecordMeta& meta) {
   std::vector<std::byte> bytes;
   bytes.reserve(MetaBytes(meta.blocks()));
   base::ByteWriter out(&bytes);
-  WriteIdentity(out, kMetaMagic, meta.identity);
+  WriteIdentity(out, kMetaMagic, meta.coded, meta.identity);
   out.Write(meta.payload_bytes);
   out.Write(static_cast<uint32_t>(meta.more.size()));
   out.Write(uint32_t{0});
@@ -152,7 +186,9 @@ std::vector<std::byte> EncodeRecordMeta(const RecordMeta& meta) {
 absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes) {
   RecordMeta meta;
   base::ByteReader in(bytes);
-  if (absl::Status status = ReadIdentity(in, kMetaMagic, &meta.identity); !status.ok()) return status;
+  if (absl::Status status = ReadIdentity(in, kMetaMagic, &meta.identity, &meta.coded); !status.ok()) {
+    return status;
+  }
   if (!in.Read(&meta.payload_bytes)) return base::Corrupt("meta", "cut off");
   uint32_t more = 0;
   if (absl::Status status = ReadMore(in, meta.identity.kind, &more); !status.ok()) return status;
@@ -165,10 +201,11 @@ absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes) {
   return meta;
 }
 
-uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks) {
+uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks, bool coded) {
   if (blocks == 0 || blocks > kMaxRunBlocks) return UINT64_MAX;
   const auto token_bytes = base::CheckedMul(tokens, uint64_t{sizeof(int32_t)});
-  const auto slice_bytes = base::CheckedMul(slices, kSliceBytes + kChecksumBytes * blocks);
+  const uint64_t block_bytes = kChecksumBytes + (coded ? kStoredSizeBytes : 0);
+  const auto slice_bytes = base::CheckedMul(slices, kSliceBytes + block_bytes * blocks);
   if (!token_bytes || !slice_bytes) return UINT64_MAX;
   uint64_t total = kHeadPrefixBytes + kChecksumBytes;
   for (const uint64_t part : {*token_bytes, extra_bytes, kChainKeyBytes * (blocks - 1), *slice_bytes}) {
@@ -183,10 +220,11 @@ std::vector<std::byte> EncodeHead(const RecordHead& head) {
   std::vector<std::byte> bytes;
   const uint64_t blocks = head.blocks();
   assert(head.checksums.size() == head.slices.size() * blocks);
-  const uint64_t size = HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), blocks);
+  assert(!head.coded() || head.stored.size() == head.checksums.size());
+  const uint64_t size = HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), blocks, head.coded());
   bytes.reserve(size);
   base::ByteWriter out(&bytes);
-  WriteIdentity(out, kHeadMagic, head.identity);
+  WriteIdentity(out, kHeadMagic, head.coded(), head.identity);
   out.Write(static_cast<uint32_t>(size));
   out.Write(static_cast<uint32_t>(head.tokens.size()));
   out.Write(static_cast<uint32_t>(head.extra.size()));
@@ -202,6 +240,7 @@ std::vector<std::byte> EncodeHead(const RecordHead& head) {
     out.Write(slice.absent ? kSliceAbsent : 0u);
     out.Write(slice.bytes);
     for (uint64_t block = 0; block < blocks; ++block) out.Write(head.checksums[i * blocks + block]);
+    for (uint64_t block = 0; head.coded() && block < blocks; ++block) out.Write(head.stored[i * blocks + block]);
   }
   AppendTrailer(&bytes, head.identity.sequence);
   return bytes;
@@ -210,8 +249,9 @@ std::vector<std::byte> EncodeHead(const RecordHead& head) {
 absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes) {
   RecordHead head;
   base::ByteReader in(bytes);
-  if (absl::Status status = ReadIdentity(in, kHeadMagic, &head.identity); !status.ok()) return status;
-  const absl::StatusOr<HeadCounts> counts = ReadCounts(in, head.identity.kind);
+  bool coded = false;
+  if (absl::Status status = ReadIdentity(in, kHeadMagic, &head.identity, &coded); !status.ok()) return status;
+  const absl::StatusOr<HeadCounts> counts = ReadCounts(in, head.identity.kind, coded);
   if (!counts.ok()) return counts.status();
   if (counts->head_bytes != bytes.size()) return base::Corrupt("head_bytes", std::to_string(counts->head_bytes));
   if (absl::Status status = CheckTrailer(bytes, head.identity.sequence, "head"); !status.ok()) return status;
@@ -226,19 +266,7 @@ absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes) {
   head.extra.assign(extra.begin(), extra.end());
   head.more.resize(counts->more);
   for (base::BlockDigest& key : head.more) ReadKey(in, &key);
-  head.slices.resize(counts->slices);
-  head.checksums.resize(head.slices.size() * head.blocks());
-  for (size_t i = 0; i < head.slices.size(); ++i) {
-    Slice& slice = head.slices[i];
-    uint32_t flags = 0;
-    in.Read(&slice.stream);
-    in.Read(&flags);
-    in.Read(&slice.bytes);
-    for (uint64_t block = 0; block < head.blocks(); ++block) in.Read(&head.checksums[i * head.blocks() + block]);
-    if (flags > kSliceAbsent) return base::Corrupt("slice flags", std::to_string(flags));
-    slice.absent = flags == kSliceAbsent;
-    if (slice.absent && slice.bytes != 0) return base::Corrupt("slice bytes", "an absent stream has bytes");
-  }
+  if (absl::Status status = ReadSlices(in, counts->slices, coded, &head); !status.ok()) return status;
   if (!in.ok()) return base::Corrupt("head", "cut off");
   return head;
 }
@@ -247,8 +275,9 @@ absl::StatusOr<uint64_t> PeekHeadBytes(base::ByteView prefix) {
   if (prefix.size() < kHeadPrefixBytes) return base::Corrupt("head", "cut off");
   base::ByteReader in(prefix);
   RecordIdentity identity;
-  if (absl::Status status = ReadIdentity(in, kHeadMagic, &identity); !status.ok()) return status;
-  const absl::StatusOr<HeadCounts> counts = ReadCounts(in, identity.kind);
+  bool coded = false;
+  if (absl::Status status = ReadIdentity(in, kHeadMagic, &identity, &coded); !status.ok()) return status;
+  const absl::StatusOr<HeadCounts> counts = ReadCounts(in, identity.kind, coded);
   if (!counts.ok()) return counts.status();
   return counts->head_bytes;
 }

@@ -8,6 +8,9 @@
 // pieces. Every checksum is mixed with the placement's sequence number: bytes of an older record of the same key never
 // pass for the newer one.
 //
+// A record is *coded* when some slice is stored in fewer bytes than it has (lib/codec/slice_codec.h): then it is of
+// version 2, and its head says how many bytes each slice takes. All others are of version 1, and read by readers of it.
+//
 // Thread rule: pure functions.
 //
 // Invariants (decoders refuse everything else, and never read outside what they are given):
@@ -15,6 +18,8 @@
 //       last ends with the payload.
 //   I2  A head's own size, a meta's own size and every count agree with the bytes that are there.
 //   I3  Reserved bytes are zero, so that a later version can give them a meaning.
+//   I4  A record of version 2 has a coded slice, and no slice is stored in more bytes than it has; so each record has
+//       one version.
 #pragma once
 
 #include <array>
@@ -28,7 +33,8 @@
 
 namespace kvstrata::core::format {
 
-inline constexpr uint16_t kFormatVersion = 1;
+// The newest; of records that have coded slices.
+inline constexpr uint16_t kFormatVersion = 2;
 // Blocks of one run. 64 of DeepSeek-V4-Flash are 29 MB, of which one layer is 1.3 MB: reads as large as a drive likes.
 // Their keys fit a put's 4 KiB of meta twice.
 inline constexpr uint32_t kMaxRunBlocks = 64;
@@ -68,6 +74,7 @@ struct RecordMeta {
   RecordIdentity identity;
   uint64_t payload_bytes = 0;
   std::vector<base::BlockDigest> more;  // runs: the keys of the blocks after the first, in their order
+  bool coded = false;                   // some slice is: the head is larger, and says where slices lie
 
   uint64_t blocks() const { return 1 + more.size(); }
 };
@@ -83,7 +90,7 @@ absl::StatusOr<RecordMeta> DecodeRecordMeta(base::ByteView bytes);
 struct Slice {
   uint32_t stream = 0;  // index into the layout's streams; 0 where the record has one nameless slice
   bool absent = false;  // an optional stream that the engine did not give; different from one of 0 bytes
-  uint64_t bytes = 0;   // of one block
+  uint64_t bytes = 0;   // of one block, decoded
 
   friend bool operator==(const Slice&, const Slice&) = default;
 };
@@ -95,15 +102,22 @@ struct RecordHead {
   std::vector<base::BlockDigest> more;  // as in the meta
   std::vector<Slice> slices;            // one for each stream; in the payload, one for each of its blocks
   std::vector<uint64_t> checksums;      // base::Checksum(slice, sequence); of stream i's block b: [i * blocks() + b]
+  // What each slice takes in the payload, in the same order; none where that is what it has (Slice::bytes) for all.
+  // Checksums are of the stored bytes.
+  std::vector<uint64_t> stored;
 
   uint64_t blocks() const { return 1 + more.size(); }
+  bool coded() const { return !stored.empty(); }
+  uint64_t StoredBytes(size_t slice, uint64_t block) const {
+    return coded() ? stored[slice * blocks() + block] : slices[slice].bytes;
+  }
 };
 
 // Of the extra keys of one record.
 inline constexpr uint32_t kMaxExtraBytes = 1u << 24;
 
 // Bytes of a head with these counts; UINT64_MAX when that does not fit.
-uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks = 1);
+uint64_t HeadBytes(uint64_t tokens, uint64_t extra_bytes, uint64_t slices, uint64_t blocks = 1, bool coded = false);
 std::vector<std::byte> EncodeHead(const RecordHead& head);
 // `bytes` is exactly the head. kFormatTooNew for a later version, else kCorrupt naming the field.
 absl::StatusOr<RecordHead> DecodeHead(base::ByteView bytes);

@@ -31,10 +31,12 @@ def read(layout, data, offset, field):
 def identity(data, magic):
     require(data[:4] == magic, "magic")
     version, kind = read("<HH", data, 4, "version")
-    require(version == 1, "version")
+    require(1 <= version <= 2, "version")
     require(1 <= kind <= 4, "kind")
+    require(version == 1 or kind <= 2, "version")
     name_space, sequence, position, key, parent, tail = read("<16sQQ24s24s16s", data, 8, "identity")
-    return {"kind": kind, "namespace": name_space.hex(), "sequence": sequence, "position": position, "key": key.hex(),
+    return {"version": version, "kind": kind, "namespace": name_space.hex(), "sequence": sequence,
+            "position": position, "key": key.hex(),
             "parent": parent.hex(), "tail": tail.hex()}
 
 
@@ -63,8 +65,9 @@ def decode_payload(data):
     require(tokens <= 1 << 16, "tokens")
     require(extra_bytes <= 1 << 24, "extra_bytes")
     require(slices <= 1 << 13, "slices")
-    blocks = 1 + more
-    require(head_bytes == 136 + 4 * tokens + extra_bytes + 24 * more + (16 + 8 * blocks) * slices, "head_bytes")
+    blocks, is_coded = 1 + more, out["version"] == 2
+    entry_bytes = 16 + (16 if is_coded else 8) * blocks
+    require(head_bytes == 136 + 4 * tokens + extra_bytes + 24 * more + entry_bytes * slices, "head_bytes")
     require(head_bytes <= len(data), "head_bytes")
     out["tokens"] = list(struct.unpack_from(f"<{tokens}i", data, 128))
     more_at = 128 + 4 * tokens + extra_bytes
@@ -73,16 +76,87 @@ def decode_payload(data):
     out["slices"] = []
     offset = head_bytes
     for i in range(slices):
-        entry_at = more_at + 24 * more + (16 + 8 * blocks) * i
+        entry_at = more_at + 24 * more + entry_bytes * i
         stream, flags, size, *checksums = struct.unpack_from(f"<IIQ{blocks}Q", data, entry_at)
         require(flags <= 1, "slice flags")
         require(flags == 0 or size == 0, "slice bytes")
-        require(size * blocks <= len(data) - offset, "slice bytes")
-        out["slices"].append({"stream": stream, "absent": flags,
-                              "data": [data[offset + size * b:offset + size * (b + 1)].hex() for b in range(blocks)],
-                              "checksums": checksums})
-        offset += size * blocks
+        sizes = struct.unpack_from(f"<{blocks}Q", data, entry_at + 16 + 8 * blocks) if is_coded else [size] * blocks
+        require(max(sizes) <= size, "stored bytes")
+        require(sum(sizes) <= len(data) - offset, "slice bytes")
+        stored = []
+        for taken in sizes:
+            stored.append(data[offset:offset + taken].hex())
+            offset += taken
+        out["slices"].append({"stream": stream, "absent": flags, "bytes": size, "data": stored, "checksums": checksums})
     require(offset == len(data), "payload")
+    some_coded = any(len(block) < 2 * entry["bytes"] for entry in out["slices"] for block in entry["data"])
+    require(is_coded == some_coded, "version")
+    return out
+
+
+def decode_frame(frame, size):
+    """A zstd frame of blocks that are raw or one byte over and over; others are beyond the standard library."""
+    magic, flags = read("<IB", frame, 0, "frame")
+    require(magic == 0xFD2FB528 and flags in (0x20, 0x60), "frame")
+    offset = 6 if flags == 0x20 else 7
+    told = read("<B", frame, 5, "frame")[0] if flags == 0x20 else 256 + read("<H", frame, 5, "frame")[0]
+    out, last = b"", False
+    while not last:
+        low, high = read("<HB", frame, offset, "frame")
+        header = low | high << 16
+        last, kind, count = header & 1, header >> 1 & 3, header >> 3
+        require(kind < 2, "frame")
+        part = frame[offset + 3:offset + 3 + (count if kind == 0 else 1)]
+        require(len(part) == (count if kind == 0 else 1), "frame")
+        out += part if kind == 0 else part * count
+        offset += 3 + len(part)
+    require(offset == len(frame) and len(out) == told == size, "frame")
+    return out
+
+
+# Of each packing: the bytes of its columns in a row, and how wide their numbers are.
+COLUMNS = {"fp8_row_584": [(448, 1), (128, 2), (8, 1)], "fp8_row_528": [(512, 1), (16, 1)],
+           "fp4_row_288": [(256, 1), (32, 1)], "fp8_key_132": [(128, 1), (4, 4)], "fp4_key_68": [(64, 1), (4, 1)],
+           "fp8_row_656": [(512, 1), (16, 4), (128, 2)]}
+WIDTHS = {"f32": 4, "bf16": 2, "f16": 2}
+
+
+def decode_slice(stored, size, packing, row_bytes):
+    """The rows of a slice that takes fewer bytes than it has."""
+    require(stored[:1] == b"\x01", "form")
+    if packing == "raw":
+        row_bytes, columns = size, [(size, 1)]
+    else:
+        width = WIDTHS.get(packing, 1)
+        columns = COLUMNS.get(packing, [(row_bytes, width if row_bytes % width == 0 else 1)])
+    require(size <= 4 << 20 and size % row_bytes == 0, "slice bytes")
+    rows = [b""] * (size // row_bytes)
+    offset = 1
+    for column_bytes, width in columns:
+        plane_bytes = column_bytes // width * len(rows)
+        planes = []
+        for _ in range(width):
+            (taken,) = read("<I", stored, offset, "plane")
+            plane = stored[offset + 4:offset + 4 + taken]
+            require(len(plane) == taken <= plane_bytes, "plane")
+            planes.append(plane if taken == plane_bytes else decode_frame(plane, plane_bytes))
+            offset += 4 + taken
+        numbers = bytes(plane[i] for i in range(plane_bytes) for plane in planes)
+        rows = [row + numbers[column_bytes * i:column_bytes * (i + 1)] for i, row in enumerate(rows)]
+    require(offset == len(stored), "plane")
+    return b"".join(rows)
+
+
+def rows_of(record, layout):
+    """Of each slice, its rows as the layout's streams have them."""
+    streams = [line.split() for line in layout.splitlines() if line.startswith("stream ")]
+    out = []
+    for entry in record["slices"]:
+        words = streams[entry["stream"]]
+        packing, row_bytes = words[words.index("packing") + 1], int(words[words.index("row_bytes") + 1])
+        stored = [bytes.fromhex(block) for block in entry["data"]]
+        out.append([(block if len(block) == entry["bytes"] else
+                     decode_slice(block, entry["bytes"], packing, row_bytes)).hex() for block in stored])
     return out
 
 
@@ -244,9 +318,13 @@ def check(folder):
     problems = []
     with open(os.path.join(folder, "expected.json"), encoding="ascii") as stream:
         expected = json.load(stream)
+    _, coded_layout = decode_namespace(bytes.fromhex(expected["coded_namespace"]["slices"][0]["data"][0]))
     for name, wanted in expected.items():
         meta, payload = (load(os.path.join(folder, f"{name}.{suffix}")) for suffix in ("meta", "payload"))
         del wanted["record_key"]  # follows from digests
+        rows = wanted.pop("rows", None)
+        if rows is not None and rows_of(wanted, coded_layout) != rows:
+            problems.append(f"{name}: rows {rows_of(wanted, coded_layout)}, expected {rows}")
         if decode(meta, payload) != wanted:
             problems.append(f"{name}: {decode(meta, payload)}, expected {wanted}")
         problems += [f"{name}: accepts a meta of {n} bytes" for n in range(len(meta))

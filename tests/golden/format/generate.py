@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the golden files of format version 1 from lib/format/FORMAT.md alone; kept to show where they come from.
+"""Writes the golden files of format versions 1 and 2 from lib/format/FORMAT.md alone; kept to show where they come
+from.
 
 usage: generate.py   (in this folder; needs the package xxhash, which the tests do not)
 
-NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say. store/ is a segment store, and
-store.json what is in it.
+NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say. The records coded_* are a namespace
+with coded slices: version 2. store/ is a segment store, and store.json what is in it.
 """
 
 import json
@@ -28,6 +29,18 @@ FIELDS = [(b"model.weights", bytes(range(7))), (b"tenant", b"")]
 LIFE = bytes(range(0xA0, 0xB0))
 TOKENS = [1, -2, 2**31 - 1, -2**31, 7, 8]  # one block of four, then a tail of two
 RUN_TOKENS = list(range(100, 112))         # another way to go on from that block: a run of three
+CODED_LAYOUT = (b"kvstrata-layout 1\n"
+                b"family custom\n"
+                b"profile s\n"
+                b"block_tokens 4\n"
+                b"replay none window 0 layers 0\n"
+                b"streams 3\n"
+                b"stream 0 rows index_key layer 0 ratio 1 row_bytes 68 state_rows 0 packing fp4_key_68 flags -\n"
+                b"stream 1 rows csa_entry layer 1 ratio 4 row_bytes 584 state_rows 0 packing fp8_row_584 flags -\n"
+                b"stream 2 state window layer 0 ratio 1 row_bytes 64 state_rows 3 packing bf16 flags -\n"
+                b"end\n")
+CODED_LIFE = bytes(range(0xC0, 0xD0))
+CODED_TOKENS = list(range(8))              # a run of two blocks
 EXTRA = [(1, 9, b"image"), (4, 2, b"")]    # position, type, bytes
 
 
@@ -52,9 +65,10 @@ def extra_of(first, count):
 
 
 def identity(magic, record):
-    return struct.pack("<4sHH16sQQ24s24s16s", magic, 1, record["kind"], bytes.fromhex(record["namespace"]),
-                       record["sequence"], record["position"], bytes.fromhex(record["key"]),
-                       bytes.fromhex(record["parent"]), bytes.fromhex(record["tail"]))
+    return struct.pack("<4sHH16sQQ24s24s16s", magic, record["version"], record["kind"],
+                       bytes.fromhex(record["namespace"]), record["sequence"], record["position"],
+                       bytes.fromhex(record["key"]), bytes.fromhex(record["parent"]), bytes.fromhex(record["tail"]))
+
 
 
 def sealed(data, sequence):
@@ -69,7 +83,10 @@ def payload_of(record):
         data = [bytes.fromhex(block) for block in entry["data"]]
         # Of an absent slice the checksum is not looked at; a writer gives 0.
         entry["checksums"] = [0 if entry["absent"] else checksum(block, record["sequence"]) for block in data]
-        slices += struct.pack(f"<IIQ{len(data)}Q", entry["stream"], entry["absent"], len(data[0]), *entry["checksums"])
+        slices += struct.pack(f"<IIQ{len(data)}Q", entry["stream"], entry["absent"], entry["bytes"],
+                              *entry["checksums"])
+        if record["version"] == 2:
+            slices += struct.pack(f"<{len(data)}Q", *(len(block) for block in data))
     size = 136 + 4 * len(tokens) + len(extra) + len(more) + len(slices)
     head = identity(b"KVSH", record) + struct.pack("<IIIIII", size, len(tokens), len(extra), len(record["slices"]),
                                                    len(record["more"]), 0)
@@ -79,20 +96,76 @@ def payload_of(record):
 
 
 def slice_of(stream, *blocks, absent=0):
-    return {"stream": stream, "absent": absent, "data": [data.hex() for data in blocks]}
+    return {"stream": stream, "absent": absent, "bytes": len(blocks[0]),
+            "data": [data.hex() for data in blocks]}
 
 
-def record(kind, name_space, sequence, position, key, parent, tail, tokens, extra, slices, more=()):
-    return {"kind": kind, "namespace": name_space.hex(), "sequence": sequence, "position": position, "key": key.hex(),
+def coded_slice_of(stream, size, *blocks):
+    return {"stream": stream, "absent": 0, "bytes": size, "data": [data.hex() for data in blocks]}
+
+
+def record(kind, name_space, sequence, position, key, parent, tail, tokens, extra, slices, more=(), version=1):
+    return {"version": version, "kind": kind, "namespace": name_space.hex(), "sequence": sequence,
+            "position": position, "key": key.hex(),
             "parent": parent.hex(), "tail": tail.hex(), "tokens": tokens, "extra": extra.hex(),
             "more": [key.hex() for key in more], "slices": slices}
 
 
-def main():
+def namespace_text(layout):
     names = struct.pack("<I", len(FIELDS))
     for name, value in FIELDS:
         names += struct.pack("<I", len(name)) + name + struct.pack("<Q", len(value)) + value
-    text = struct.pack("<I", len(names)) + names + struct.pack("<I", len(LAYOUT)) + LAYOUT
+    return struct.pack("<I", len(names)) + names + struct.pack("<I", len(layout)) + layout
+
+
+def frame_of(start, fill, size):
+    """A zstd frame (RFC 8878) of a raw block with `start`, and of a block that says `fill` as often as is left."""
+    content = struct.pack("<BB", 0x20, size) if size < 256 else struct.pack("<BH", 0x60, size - 256)
+    raw = struct.pack("<I", len(start) << 3)[:3] + start
+    return b"\x28\xb5\x2f\xfd" + content + raw + struct.pack("<I", (size - len(start)) << 3 | 3)[:3] + fill
+
+
+def coded(*planes):
+    return b"\x01" + b"".join(struct.pack("<I", len(plane)) + plane for plane in planes)
+
+
+def add_coded_records(records, sequence):
+    """Adds them, and gives the chain keys of their record keys."""
+    text = namespace_text(CODED_LAYOUT)
+    root = chain_key(ROOT, b"", b"", struct.pack("<Q", len(text)) + text)
+    first = child_key(BLOCK, root, CODED_TOKENS[:4], b"")
+    second = child_key(BLOCK, first, CODED_TOKENS[4:], b"")
+    none24, none16 = bytes(24), bytes(16)
+    noise = bytes((7 * i * i + i // 3) % 256 for i in range(4 * 68))
+    keys = coded_slice_of(0, 4 * 68, coded(frame_of(b"keys", b"\x5a", 256), bytes(range(16))), noise)
+    rows = coded_slice_of(1, 584,
+                          coded(frame_of(b"", b"\x38", 448), bytes(range(64)), frame_of(b"hi", b"\x3f", 64),
+                                b"scales!."),
+                          coded(frame_of(b"row", b"\x39", 448), bytes(range(64, 128)), bytes(64), b"12345678"))
+    window = coded_slice_of(2, 192, coded(bytes(range(100, 196)), frame_of(b"", b"\x40", 96)))
+    nothing = slice_of(0, b""), slice_of(1, b"")
+    frame = struct.pack("<BI", 0, len(text)) + text
+    records["coded_namespace"] = record(3, CODED_LIFE, sequence + 5, 0, root, none24, none16, [], b"",
+                                        [slice_of(0, frame)])
+    records["coded_run"] = record(1, CODED_LIFE, sequence + 6, 4, first, root, none16, CODED_TOKENS, b"", [keys, rows],
+                                  [second], version=2)
+    records["coded_snapshot"] = record(2, CODED_LIFE, sequence + 7, 8, second, none24, none16, [], b"",
+                                       [*nothing, window], version=2)
+    # What a reader must make of them, taken together by hand.
+    codes = b"keys" + b"\x5a" * 252
+    row_keys = b"".join(codes[64 * i:64 * i + 64] + bytes(range(4 * i, 4 * i + 4)) for i in range(4))
+    high = b"hi" + b"\x3f" * 62
+    entries = [b"\x38" * 448 + b"".join(bytes([i, high[i]]) for i in range(64)) + b"scales!.",
+               b"row" + b"\x39" * 445 + b"".join(bytes([64 + i, 0]) for i in range(64)) + b"12345678"]
+    states = b"".join(bytes([100 + i, 0x40]) for i in range(96))
+    records["coded_run"]["rows"] = [[row_keys.hex(), noise.hex()], [entry.hex() for entry in entries]]
+    records["coded_snapshot"]["rows"] = [[""], [""], [states.hex()]]
+    snapshot = child_key(BLOCK, second, [], struct.pack("<Q", 8) + none16)
+    return {"coded_namespace": root, "coded_run": first, "coded_snapshot": snapshot}
+
+
+def main():
+    text = namespace_text(LAYOUT)
     framed = struct.pack("<Q", len(text)) + text
     root = chain_key(ROOT, b"", b"", framed)
     block = child_key(BLOCK, root, TOKENS[:4], extra_of(0, 4))
@@ -117,6 +190,7 @@ def main():
                       [slice_of(0, *(bytes(range(6 * i, 6 * i + 6)) for i in range(5, 8)))], run[2:]),
     }
     record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot, "run": run[1]}
+    record_chain_keys.update(add_coded_records(records, sequence))
     for name, fields in records.items():
         payload = payload_of(fields)
         more = b"".join(bytes.fromhex(key) for key in fields["more"])

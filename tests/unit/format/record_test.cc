@@ -66,6 +66,20 @@ format::RecordHead RandomHead(base::SeededRandom& random) {
   return head;
 }
 
+// Says of a run or a snapshot what its slices take, as if some were coded; false where none can be.
+bool CodeSome(base::SeededRandom& random, format::RecordHead* head) {
+  const bool may_be =
+      head->identity.kind == format::RecordKind::kBlock || head->identity.kind == format::RecordKind::kSnapshot;
+  bool some = false;
+  for (size_t i = 0; may_be && i < head->checksums.size(); ++i) {
+    const uint64_t bytes = head->slices[i / head->blocks()].bytes;
+    head->stored.push_back(bytes > 0 && random.Below(2) == 0 ? random.Below(bytes) : bytes);
+    some |= head->stored.back() < bytes;
+  }
+  if (!some) head->stored.clear();
+  return some;
+}
+
 // Puts a new value into a field and makes the checksum right again: a mistake that is not a flipped bit.
 template <typename T>
 Bytes Patched(Bytes bytes, size_t offset, T value) {
@@ -118,6 +132,7 @@ TEST_CASE("a meta and a head come back as they were written") {
   for (int round = 0; round < 200; ++round) {
     format::RecordMeta meta{RandomIdentity(random), random.NextU64(), {}};
     if (meta.identity.kind == format::RecordKind::kBlock) meta.more = RandomKeys(random);
+    meta.coded = meta.identity.kind == format::RecordKind::kSnapshot && random.Below(2) == 0;
     const Bytes meta_bytes = format::EncodeRecordMeta(meta);
     REQUIRE(meta_bytes.size() == format::kMetaBytes + 24 * meta.more.size());
     REQUIRE(meta_bytes.size() == format::MetaBytes(meta.blocks()));
@@ -126,11 +141,13 @@ TEST_CASE("a meta and a head come back as they were written") {
     CHECK(read->identity == meta.identity);
     CHECK(read->payload_bytes == meta.payload_bytes);
     CHECK(read->more == meta.more);
+    CHECK(read->coded == meta.coded);
 
-    const format::RecordHead head = RandomHead(random);
+    format::RecordHead head = RandomHead(random);
+    const bool coded = random.Below(2) == 0 && CodeSome(random, &head);
     const Bytes bytes = format::EncodeHead(head);
     REQUIRE(bytes.size() ==
-            format::HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), head.blocks()));
+            format::HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), head.blocks(), coded));
     CHECK(format::PeekHeadBytes(Exact(base::ByteView(bytes).first(format::kHeadPrefixBytes))).value() == bytes.size());
     const auto decoded = format::DecodeHead(bytes);
     REQUIRE(decoded.ok());
@@ -140,6 +157,8 @@ TEST_CASE("a meta and a head come back as they were written") {
     CHECK(decoded->more == head.more);
     CHECK(decoded->slices == head.slices);
     CHECK(decoded->checksums == head.checksums);
+    CHECK(decoded->stored == head.stored);
+    CHECK(decoded->coded() == coded);
   }
 }
 
@@ -156,6 +175,9 @@ TEST_CASE("no flipped bit, no cut and no surplus byte passes") {
   run.checksums = {1, 2, 3, 4, 5, 6};
   CheckNeighbours(kDecodeMeta, format::EncodeRecordMeta({run.identity, random.NextU64(), run.more}));
   CheckNeighbours(kDecodeHead, format::EncodeHead(run));
+  run.stored = {8, 3, 0, 0, 0, 0};
+  CheckNeighbours(kDecodeMeta, format::EncodeRecordMeta({run.identity, random.NextU64(), run.more, true}));
+  CheckNeighbours(kDecodeHead, format::EncodeHead(run));
 }
 
 TEST_CASE("a field that is wrong under a right checksum is named") {
@@ -164,7 +186,7 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
   const Bytes meta = format::EncodeRecordMeta({RandomIdentity(random), 77, {}});
   CheckRefused(kDecodeMeta, Patched<uint32_t>(meta, 0, 0x4853564b), Code::kCorrupt, "magic");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0), Code::kCorrupt, "version");
-  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 2), Code::kFormatTooNew, "version");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 3), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0xffff), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 0), Code::kCorrupt, "kind");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 5), Code::kCorrupt, "kind");
@@ -179,7 +201,7 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
   const Bytes head = format::EncodeHead(sample);
   const size_t table = 128 + 3 * 4 + 5;
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, 0, 0x4d53564b), Code::kCorrupt, "magic");
-  CheckRefused(kDecodeHead, Patched<uint16_t>(head, 4, 2), Code::kFormatTooNew, "version");
+  CheckRefused(kDecodeHead, Patched<uint16_t>(head, 4, 3), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeHead, Patched<uint16_t>(head, 6, 5), Code::kCorrupt, "kind");
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 2), Code::kCorrupt, "slice flags");
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 0x80000001), Code::kCorrupt, "slice flags");
@@ -202,6 +224,38 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
       CheckRefused(kPeek, Patched(head, offset, value), Code::kCorrupt, above ? names[i] : "head_bytes");
     }
   }
+}
+
+TEST_CASE("a record has the later version if, and only if, a slice is coded") {
+  using base::Code;
+  base::SeededRandom random(20260306);
+  format::RecordHead sample;
+  sample.identity = RandomIdentity(random);
+  sample.slices = {{0, false, 9}, {1, true, 0}};
+  sample.checksums = {1, 0};
+  sample.stored = {4, 0};
+  for (const format::RecordKind kind : {format::RecordKind::kBlock, format::RecordKind::kSnapshot}) {
+    sample.identity.kind = kind;
+    const Bytes head = format::EncodeHead(sample), meta = format::EncodeRecordMeta({sample.identity, 77, {}, true});
+    CHECK(base::LoadLittleEndian<uint16_t>(head.data() + 4) == 2);
+    CHECK(base::LoadLittleEndian<uint16_t>(meta.data() + 4) == 2);
+    const size_t stored = 128 + 24;
+    CheckRefused(kDecodeHead, Patched<uint64_t>(head, stored, 9), Code::kCorrupt, "version");
+    for (const uint64_t more : {uint64_t{10}, UINT64_MAX}) {
+      CheckRefused(kDecodeHead, Patched(head, stored, more), Code::kCorrupt, "stored bytes");
+    }
+    CheckRefused(kDecodeHead, Patched<uint64_t>(head, stored + 32, 1), Code::kCorrupt, "stored bytes");
+    // The sizes' own place is missed by, or unknown to, the other version.
+    CheckRefused(kDecodeHead, Patched<uint16_t>(head, 4, 1), Code::kCorrupt, "head_bytes");
+    for (const uint16_t other : {uint16_t{3}, uint16_t{4}}) {
+      CheckRefused(kDecodeHead, Patched<uint16_t>(head, 6, other), Code::kCorrupt, "version");
+      CheckRefused(kPeek, Patched<uint16_t>(head, 6, other), Code::kCorrupt, "version");
+      CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, other), Code::kCorrupt, "version");
+    }
+  }
+  sample.stored.clear();
+  CHECK(base::LoadLittleEndian<uint16_t>(format::EncodeHead(sample).data() + 4) == 1);
+  CHECK(base::LoadLittleEndian<uint16_t>(format::EncodeRecordMeta({sample.identity, 77, {}}).data() + 4) == 1);
 }
 
 TEST_CASE("only a run says of more blocks, and of no more than there can be") {
@@ -227,6 +281,7 @@ TEST_CASE("the size of a head that cannot be is not a small one") {
   CHECK(format::HeadBytes(0, 0, 0) == 136);
   CHECK(format::HeadBytes(2, 3, 4) == 136 + 8 + 3 + 96);
   CHECK(format::HeadBytes(2, 3, 4, 64) == 136 + 8 + 3 + 63 * 24 + 4 * (16 + 64 * 8));
+  CHECK(format::HeadBytes(2, 3, 4, 64, true) == 136 + 8 + 3 + 63 * 24 + 4 * (16 + 64 * 16));
   CHECK(format::HeadBytes(2, 3, 4, 0) == UINT64_MAX);
   CHECK(format::HeadBytes(2, 3, 4, 65) == UINT64_MAX);
   CHECK(format::HeadBytes(UINT64_MAX / 2, 0, 0) == UINT64_MAX);
