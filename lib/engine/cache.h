@@ -104,6 +104,8 @@ struct NameSpace {
   bool dropping = false;
   uint32_t handles = 0;
   uint64_t record_bytes = 0;
+  // Some record that is or was in the index has coded slices. Set before that record enters it; never reset.
+  std::atomic<bool> has_coded{false};
   trie::Trie trie;
   trie::SnapshotIndex snapshots;
 

@@ -220,6 +220,7 @@ std::optional<trie::NodeRef> Cache::AdoptRun(NameSpace& space, trie::NodeRef par
   const uint64_t depth = at_root ? 0 : above.has_value() ? above->depth : UINT32_MAX;
   if (space.BlockEnd(depth + 1) != identity.position) return std::nullopt;
   if (BlockCount() + puts_.size() + blocks > options_.max_blocks) return std::nullopt;
+  if (record.meta.coded) space.has_coded = true;
   std::optional<trie::NodeRef> wanted;
   trie::NodeRef node = parent;
   for (uint32_t i = 0; i < blocks; ++i) {
@@ -249,6 +250,7 @@ void Cache::AdoptSnapshots(NameSpace& space, trie::NodeRef node, const base::Blo
     const OtherRecord& record = *others_.Find(key);
     const format::RecordIdentity& identity = record.meta.identity;
     if (identity.name_space != space.life || others_.IsIndexed(key)) continue;
+    if (record.meta.coded) space.has_coded = true;
     const auto added =
         space.snapshots.Add(node, identity.position, identity.tail, identity.sequence, record.bytes, NextTick());
     if (!added.ok() || !added->inserted) continue;

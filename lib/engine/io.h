@@ -40,11 +40,13 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   // What `staging` must have for `bytes` from `offset` on, if there is as much; `bytes` will do.
   static uint64_t RoomFor(uint64_t offset, uint64_t bytes) { return offset % kPageBytes + bytes; }
 
-  ReadOperation(storage::Key key, uint64_t offset, uint64_t bytes, StagingBuffer staging)
+  // The last `scratch_bytes` of the memory are not the read's.
+  ReadOperation(storage::Key key, uint64_t offset, uint64_t bytes, StagingBuffer staging, uint64_t scratch_bytes = 0)
       : key_(key),
         offset_(offset),
         bytes_(bytes),
-        begin_(staging.size() < RoomFor(offset, bytes) ? 0 : offset % kPageBytes),
+        begin_(staging.size() - scratch_bytes < RoomFor(offset, bytes) ? 0 : offset % kPageBytes),
+        scratch_bytes_(scratch_bytes),
         staging_(std::move(staging)) {}
 
   absl::Status Submit(storage::Storage& storage, Deadline deadline);
@@ -60,6 +62,7 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
     return from_memory_;
   }
   base::MutableBytes bytes() { return staging_.bytes().subspan(begin_, bytes_); }
+  base::MutableBytes scratch() { return staging_.bytes().last(scratch_bytes_); }
 
  private:
   static constexpr uint64_t kPageBytes = 4096;
@@ -70,6 +73,7 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   const uint64_t offset_;
   const uint64_t bytes_;
   const uint64_t begin_;  // in the staging memory
+  const uint64_t scratch_bytes_;
   StagingBuffer staging_;
   mutable base::Mutex mutex_;
   base::CondVar done_changed_;

@@ -38,7 +38,7 @@ absl::StatusOr<std::unique_ptr<Pin>> Pin::Create(const Match& match) {
   return pin;
 }
 
-// False: the run is not in memory, or not what it should be, or there is no more that pins may hold.
+// False: the run is not in memory, or coded, or not what it should be, or there is no more that pins may hold.
 bool Pin::Add(const MatchedRun& run, uint64_t end_block) {
   Cache& cache = *match_->cache;
   const base::BlockDigest& key = match_->blocks[run.first].key;
@@ -67,15 +67,16 @@ std::shared_ptr<const Pin::ProvenRun> Pin::Prove(const MatchedRun& run, storage:
   if (!head_bytes.ok() || *head_bytes > payload.size()) return nullptr;
   absl::StatusOr<format::RecordHead> head = format::DecodeHead(payload.first(*head_bytes));
   if (!head.ok() || !CheckRunHead(*match_, run, *head).ok()) return nullptr;
+  if (head->coded()) return nullptr;  // its rows do not lie in memory
   auto proven = std::make_shared<ProvenRun>();
-  if (!PlaceSlices(*match_, run, *head, *head_bytes, &proven->table).ok()) return nullptr;
+  if (!PlaceSlices(*match_, *head, *head_bytes, &proven->table).ok()) return nullptr;
   proven->head = *std::move(head);
   const SliceTable& table = proven->table;
   for (size_t slice = 0; slice < table.slices.size(); ++slice) {
     const uint64_t bytes = table.slices[slice].bytes;
     if (table.slices[slice].absent) continue;
     for (uint64_t block = 0; block < table.blocks; ++block) {
-      const uint64_t offset = table.offsets[slice] + block * bytes;
+      const uint64_t offset = table.Start(slice, block);
       if (offset > payload.size() || bytes > payload.size() - offset) return nullptr;
       if (!ProveSlice(table, slice, block, payload.subspan(offset, bytes)).ok()) return nullptr;
     }
@@ -95,9 +96,8 @@ Pin::Range Pin::range(uint64_t index) const {
   if (table.slices[slice].absent) return range;
   const uint64_t blocks = part.end - part.first;
   range.rows.count = blocks * block_rows;
-  range.bytes =
-      part.record->payload().subspan(table.offsets[slice] + (part.first - part.run_first) * table.slices[slice].bytes,
-                                     blocks * table.slices[slice].bytes);
+  range.bytes = part.record->payload().subspan(table.Start(slice, part.first - part.run_first),
+                                               blocks * table.slices[slice].bytes);
   return range;
 }
 

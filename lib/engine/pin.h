@@ -11,6 +11,7 @@
 //   I2  What is given out stays where it is, unchanged, as long as the pin lives, whatever is evicted, put anew,
 //       dropped or closed meanwhile.
 //   I3  All pins of a cache hold at most half of its tier of memory; of a store in memory, as much as leases may.
+//   I4  A record with coded slices is not pinned: its rows do not lie in memory. A restore decodes them.
 #pragma once
 
 #include <cstdint>
@@ -27,7 +28,8 @@ namespace kvstrata::core::engine {
 
 class Pin {
  public:
-  // The leading blocks of what the match's plan reads whose records are in memory and proven; none is no failure.
+  // The leading blocks of what the match's plan reads whose records are in memory, not coded, and proven; none is no
+  // failure.
   static absl::StatusOr<std::unique_ptr<Pin>> Create(const Match& match);
   ~Pin();
   Pin(const Pin&) = delete;

@@ -106,6 +106,7 @@ bool Cache::EnterIndex(Put& put) {
   NameSpace& space = *put.name_space;
   if (space.dropping || space.life != put.identity.name_space) return false;
   if (put.parent != nullptr && !put.parent->stored) return false;
+  if (put.coded) space.has_coded = true;
   const uint64_t depth = put.identity.position / space.facts.block_tokens;
   if (put.is_snapshot()) {
     const std::optional<trie::NodeRef> node =
@@ -128,6 +129,8 @@ bool Cache::EnterIndex(Put& put) {
     row_bytes_ += put.stored_bytes;
   }
   stats_.bytes_in += put.stored_bytes;
+  stats_.compressed_from_bytes += put.compressed_from;
+  stats_.compressed_to_bytes += put.compressed_to;
   put.progress->stored_bytes += put.stored_bytes;
   return true;
 }

@@ -39,6 +39,9 @@ struct Put {
   std::vector<base::BlockDigest> more;  // of a run: the keys of its blocks after the first
   storage::Key key;
   RecordClass record_class = RecordClass::kRows;
+  bool coded = false;            // some slice is
+  uint64_t compressed_from = 0;  // bytes of the slices that were to be compressed
+  uint64_t compressed_to = 0;    // that these take
   uint64_t stored_bytes = 0;
   trie::Priority priority = trie::Priority::kNormal;
   uint32_t expires_at = 0;  // 0: never

@@ -2,11 +2,14 @@
 #include "lib/engine/record_proof.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <utility>
 
+#include "lib/base/checked.h"
 #include "lib/base/checksum.h"
 #include "lib/base/status.h"
+#include "lib/codec/slice_codec.h"
 
 namespace kvstrata::core::engine {
 namespace {
@@ -46,6 +49,31 @@ absl::Status CheckRunPrompt(const MatchState& match, const MatchedRun& run, cons
   return absl::OkStatus();
 }
 
+// A table of what the head says, once its slices have been found to fit the layout.
+absl::Status TakeTable(const format::RecordHead& head, uint64_t head_bytes, SliceTable* table) {
+  SliceTable proven;
+  proven.starts.reserve(head.checksums.size() + 1);
+  std::optional<uint64_t> offset = head_bytes;
+  for (size_t i = 0; i < head.slices.size(); ++i) {
+    for (uint64_t block = 0; block < head.blocks(); ++block) {
+      const uint64_t stored = head.StoredBytes(i, block);
+      if (stored < head.slices[i].bytes && head.slices[i].bytes > codec::kMaxCodedSliceBytes) {
+        return base::Corrupt("slices", "slice " + std::to_string(i) + " is too large to be coded");
+      }
+      proven.starts.push_back(*offset);
+      offset = base::CheckedAdd(*offset, stored);
+      if (!offset.has_value()) return base::Corrupt("slices", "larger than any record");
+    }
+  }
+  proven.starts.push_back(*offset);
+  proven.sequence = head.identity.sequence;
+  proven.blocks = head.blocks();
+  proven.slices = head.slices;
+  proven.checksums = head.checksums;
+  *table = std::move(proven);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 MatchedRun RunOf(const MatchState& match, uint64_t block) {
@@ -82,17 +110,19 @@ SliceTable ExpectedSlices(const MatchState& match, const MatchedRun& run) {
   uint64_t offset = RunHeadBytes(match, run);
   for (const uint32_t stream : RowStreams(layout)) {
     table.slices.push_back({stream, false, layout.StreamBlockBytes(stream)});
-    table.offsets.push_back(offset);
-    offset += table.slices.back().bytes * run.blocks;
+    for (uint64_t block = 0; block < run.blocks; ++block, offset += table.slices.back().bytes) {
+      table.starts.push_back(offset);
+    }
   }
+  table.starts.push_back(offset);
   return table;
 }
 
-uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& snapshot) {
+uint64_t SnapshotHeadBytes(const MatchState& match, const trie::SnapshotInfo& snapshot, bool coded) {
   const NameSpace& space = *match.name_space;
   const uint64_t first = space.BlockEnd(snapshot.position / space.facts.block_tokens);
   const uint64_t tail = snapshot.position - first;
-  return format::HeadBytes(tail, match.prompt.Extra(first, tail).size(), space.layout.streams().size());
+  return format::HeadBytes(tail, match.prompt.Extra(first, tail).size(), space.layout.streams().size(), 1, coded);
 }
 
 absl::Status CheckRunHead(const MatchState& match, const MatchedRun& run, const format::RecordHead& head) {
@@ -107,13 +137,11 @@ absl::Status CheckRunHead(const MatchState& match, const MatchedRun& run, const 
   return CheckRunPrompt(match, run, head);
 }
 
-absl::Status PlaceSlices(const MatchState& match, const MatchedRun& run, const format::RecordHead& head,
-                         uint64_t head_bytes, SliceTable* table) {
+absl::Status PlaceSlices(const MatchState& match, const format::RecordHead& head, uint64_t head_bytes,
+                         SliceTable* table) {
   const layout::Layout& layout = match.name_space->layout;
   const std::vector<uint32_t> row_streams = RowStreams(layout);
   if (head.slices.size() != row_streams.size()) return base::Corrupt("slices", "not one for each rows stream");
-  SliceTable proven;
-  uint64_t offset = head_bytes;
   for (size_t i = 0; i < row_streams.size(); ++i) {
     const format::Slice& slice = head.slices[i];
     const bool may_be_absent = (layout.stream(row_streams[i]).flags & layout::kOptional) != 0;
@@ -121,28 +149,21 @@ absl::Status PlaceSlices(const MatchState& match, const MatchedRun& run, const f
     if (slice.stream != row_streams[i] || slice.bytes != bytes_expected) {
       return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit the layout");
     }
-    proven.offsets.push_back(offset);
-    offset += slice.bytes * run.blocks;
   }
-  proven.sequence = head.identity.sequence;
-  proven.blocks = run.blocks;
-  proven.slices = head.slices;
-  proven.checksums = head.checksums;
-  *table = std::move(proven);
-  return absl::OkStatus();
+  return TakeTable(head, head_bytes, table);
 }
 
 absl::Status ProveRunHead(const MatchState& match, const MatchedRun& run, base::ByteView bytes, SliceTable* table) {
   const absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
   if (!head.ok()) return head.status();
   if (absl::Status status = CheckRunHead(match, run, *head); !status.ok()) return status;
-  return PlaceSlices(match, run, *head, bytes.size(), table);
+  return PlaceSlices(match, *head, bytes.size(), table);
 }
 
 absl::Status ProveSnapshotHead(const MatchState& match, const trie::SnapshotInfo& snapshot, base::ByteView bytes,
                                SliceTable* table) {
   const NameSpace& space = *match.name_space;
-  absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
+  const absl::StatusOr<format::RecordHead> head = format::DecodeHead(bytes);
   if (!head.ok()) return head.status();
   const uint64_t depth = snapshot.position / space.facts.block_tokens;
   const uint64_t first = space.BlockEnd(depth);
@@ -160,8 +181,6 @@ absl::Status ProveSnapshotHead(const MatchState& match, const trie::SnapshotInfo
     return base::MakeStatus(base::Code::kIdentityMismatch, "tokens", "differ from the prompt's: a digest collided");
   }
   if (head->slices.size() != space.layout.streams().size()) return base::Corrupt("slices", "not one for each stream");
-  SliceTable proven;
-  uint64_t offset = bytes.size();
   for (uint32_t i = 0; i < head->slices.size(); ++i) {
     const layout::Stream& stream = space.layout.stream(i);
     const format::Slice& slice = head->slices[i];
@@ -172,14 +191,8 @@ absl::Status ProveSnapshotHead(const MatchState& match, const trie::SnapshotInfo
     const bool fits =
         stream.is_variable() ? !slice.absent || absent : slice.bytes == (absent ? 0 : rows * stream.row_bytes);
     if (slice.stream != i || !fits) return base::Corrupt("slices", "slice " + std::to_string(i) + " does not fit");
-    proven.offsets.push_back(offset);
-    offset += slice.bytes;
   }
-  proven.sequence = head->identity.sequence;
-  proven.slices = std::move(head->slices);
-  proven.checksums = std::move(head->checksums);
-  *table = std::move(proven);
-  return absl::OkStatus();
+  return TakeTable(*head, bytes.size(), table);
 }
 
 absl::Status ProveSlice(const SliceTable& table, size_t slice, uint64_t block, base::ByteView bytes) {

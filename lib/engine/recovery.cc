@@ -203,6 +203,7 @@ uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uin
     if (!info.has_value() || space.BlockEnd(info->depth + uint64_t{1}) != identity.position) return 0;
   }
   const auto blocks = static_cast<uint32_t>(meta.blocks());
+  if (meta.coded) space.has_coded = true;
   uint32_t taken = 0;
   for (; taken < most; ++taken) {
     const base::BlockDigest& key = taken == 0 ? identity.key : meta.more[taken - 1];
@@ -228,6 +229,7 @@ void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<
     const auto space = by_life.find(meta.identity.name_space);
     if (space != by_life.end()) {
       NameSpace& name_space = *space->second;
+      if (meta.coded) name_space.has_coded = true;
       const bool at_root = meta.identity.key == name_space.trie.root_key();
       const std::optional<trie::NodeRef> node =
           at_root ? std::optional(name_space.trie.root()) : FindOrAdopt(name_space, meta.identity.key);

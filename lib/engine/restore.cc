@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lib/base/status.h"
+#include "lib/engine/slice_coding.h"
 
 namespace kvstrata::core::engine {
 namespace {
@@ -86,7 +87,8 @@ absl::StatusOr<std::shared_ptr<RestorePlan>> RestorePlan::Create(const Match& ma
 RestorePlan::RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options)
     : match_(std::move(match)),
       options_(std::move(options)),
-      sizes_known_(std::ranges::none_of(match_->name_space->layout.streams(),
+      sizes_known_(!match_->name_space->has_coded &&
+                   std::ranges::none_of(match_->name_space->layout.streams(),
                                         [](const layout::Stream& stream) {
                                           return stream.kind == layout::StreamKind::kRows &&
                                                  (stream.flags & layout::kOptional) != 0;
@@ -295,8 +297,10 @@ std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
     Read read = ReadOf(records[reads[i].record]);
     read.offset = reads[i].offset;
     read.bytes = reads[i].bytes;
-    read.use = [this, planned = &reads[i], record = &records[reads[i].record]](base::MutableBytes bytes, Fault* fault) {
-      return UseRead(*planned, record, bytes, fault);
+    read.scratch_bytes = reads[i].decode_bytes;
+    read.use = [this, planned = &reads[i], record = &records[reads[i].record]](
+                   base::MutableBytes bytes, base::MutableBytes scratch, Fault* fault) {
+      return UseRead(*planned, record, bytes, scratch, fault);
     };
     return read;
   };
@@ -376,21 +380,27 @@ RestorePlan::Read RestorePlan::ReadOf(const SourceRecord& record) const {
   return read;
 }
 
+// Read again where it turns out to be that of a record with coded slices, which is larger.
 std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
   const trie::SnapshotInfo& snapshot = match_->snapshots[plan_.snapshot->id];
+  bool coded = false;
   const auto make = [&](size_t) {
     Read read = ReadOf(SnapshotRecord());
-    read.bytes = SnapshotHeadBytes(*match_, snapshot);
-    read.use = [&](base::MutableBytes bytes, Fault*) {
-      return ProveSnapshotHead(*match_, snapshot, bytes, &snapshot_table_);
+    read.bytes = SnapshotHeadBytes(*match_, snapshot, coded);
+    read.use = [&](base::MutableBytes bytes, base::MutableBytes, Fault*) -> absl::Status {
+      const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(bytes.first(format::kHeadPrefixBytes));
+      coded = !coded && size.ok() && *size == SnapshotHeadBytes(*match_, snapshot, /*coded=*/true);
+      return coded ? absl::OkStatus() : ProveSnapshotHead(*match_, snapshot, bytes, &snapshot_table_);
     };
     return read;
   };
-  return RunReads(1, make, nullptr);
+  std::optional<Failure> failure = RunReads(1, make, nullptr);
+  if (!failure.has_value() && coded) failure = RunReads(1, make, nullptr);
+  return failure;
 }
 
-// Heads of runs whose slices may lie elsewhere than expected: some optional stream may be absent, or blocks that were
-// not matched have extra keys, which make the head larger.
+// Heads of runs whose slices may lie elsewhere than expected: some optional stream may be absent, blocks that were not
+// matched have extra keys, which make the head larger, or slices are coded, which makes it larger, too.
 std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<SourceRecord>* records) {
   std::vector<SourceRecord*> left, larger;
   for (SourceRecord& record : *records) {
@@ -400,7 +410,7 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<
     const auto make = [&](size_t i) {
       Read read = ReadOf(*left[i]);
       read.bytes = left[i]->head_bytes;
-      read.use = [&, record = left[i]](base::MutableBytes bytes, Fault*) -> absl::Status {
+      read.use = [&, record = left[i]](base::MutableBytes bytes, base::MutableBytes, Fault*) -> absl::Status {
         const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(bytes.first(format::kHeadPrefixBytes));
         if (!size.ok()) return size.status();
         if (*size > bytes.size()) {
@@ -422,39 +432,53 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<
 }
 
 absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes,
-                                  Fault* fault) {
+                                  base::MutableBytes scratch, Fault* fault) {
   if (planned.has_head) {
     const base::ByteView head = bytes.first(record->head_bytes);
     if (absl::Status status = ProveRunHead(*match_, record->run, head, &record->table); !status.ok()) return status;
   }
   for (const ReadPart& part : planned.parts) {
-    const uint64_t part_bytes = (part.to - part.from) * record->table.slices[part.slice].bytes;
-    absl::Status status = UsePart(*record, part, bytes.subspan(part.offset, part_bytes), fault);
+    const uint64_t part_bytes = record->table.StoredBytes(part.slice, part.from, part.to);
+    absl::Status status = UsePart(*record, part, bytes.subspan(part.offset, part_bytes), scratch, fault);
     if (!status.ok()) return status;
   }
   return absl::OkStatus();
 }
 
-// Proves what one stream has of each block, then moves all of it to its destination.
+// Proves what one stream has of each block, decodes it where it is coded, then moves all of it to its destination.
 absl::Status RestorePlan::UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
-                                  Fault* fault) {
-  const format::Slice& slice = record.table.slices[part.slice];
-  for (uint64_t block = part.from; block < part.to; ++block) {
-    const base::ByteView rows = bytes.subspan((block - part.from) * slice.bytes, slice.bytes);
-    absl::Status status = ProveSlice(record.table, part.slice, block, rows);
-    if (status.ok()) continue;
+                                  base::MutableBytes scratch, Fault* fault) {
+  const SliceTable& table = record.table;
+  const auto at_fault = [&](uint64_t block, absl::Status status) {
     // The record stays, for the blocks before it.
     *fault = {record.run.first + block, record.run.first + block};
     return status;
+  };
+  for (uint64_t block = part.from; block < part.to; ++block) {
+    const base::ByteView stored =
+        bytes.subspan(table.StoredBytes(part.slice, part.from, block), table.StoredBytes(part.slice, block, block + 1));
+    absl::Status status = ProveSlice(table, part.slice, block, stored);
+    if (!status.ok()) return at_fault(block, std::move(status));
   }
+  const CodedPart coded{part.slice, part.from, part.to};
+  if (DecodeBytes(table, coded) == 0) return WritePart(record, part, bytes);
+  if (decoder_ == nullptr) decoder_ = std::make_unique<codec::SliceDecoder>();
+  const format::Slice& slice = table.slices[part.slice];
+  uint64_t bad_block = part.from;
+  absl::Status status = DecodePart(table, coded, match_->name_space->layout.stream(slice.stream), bytes, scratch,
+                                   decoder_.get(), &bad_block);
+  if (!status.ok()) return at_fault(bad_block, std::move(status));
+  return WritePart(record, part, scratch.first((part.to - part.from) * slice.bytes));
+}
+
+absl::Status RestorePlan::WritePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes rows) {
+  const uint32_t stream = record.table.slices[part.slice].stream;
   if (!record.snapshot) {
-    return destinations_.Write(slice.stream,
-                               BlockRange(slice.stream, record.run.first + part.from, part.to - part.from), bytes);
+    return destinations_.Write(stream, BlockRange(stream, record.run.first + part.from, part.to - part.from), rows);
   }
   const uint64_t position = plan_.snapshot->position;
-  const bool is_rows = match_->name_space->layout.stream(slice.stream).kind == layout::StreamKind::kRows;
-  return destinations_.Write(slice.stream,
-                             is_rows ? OpenRange(slice.stream, position) : StateRange(slice.stream, position), bytes);
+  const bool is_rows = match_->name_space->layout.stream(stream).kind == layout::StreamKind::kRows;
+  return destinations_.Write(stream, is_rows ? OpenRange(stream, position) : StateRange(stream, position), rows);
 }
 
 // Reads are used in order: what comes next tells what is complete.
@@ -488,13 +512,14 @@ absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read
                                                                       Deadline deadline) {
   Cache& cache = *match_->cache;
   StagingPool& pool = *cache.staging();
-  uint64_t room = ReadOperation::RoomFor(read.offset, read.bytes);
-  if (room > pool.capacity()) room = read.bytes;
+  uint64_t room = ReadOperation::RoomFor(read.offset, read.bytes) + read.scratch_bytes;
+  if (room > pool.capacity()) room = read.bytes + read.scratch_bytes;
   absl::StatusOr<StagingBuffer> staging =
       may_wait ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(room, destinations_.device(), piece); })
                : pool.TryAcquire(room, destinations_.device());
   if (!staging.ok()) return staging.status();
-  auto operation = std::make_shared<ReadOperation>(read.key, read.offset, read.bytes, *std::move(staging));
+  auto operation =
+      std::make_shared<ReadOperation>(read.key, read.offset, read.bytes, *std::move(staging), read.scratch_bytes);
   const absl::Status status =
       InPieces(deadline, [&](Deadline piece) { return operation->Submit(cache.storage(), piece); });
   if (!status.ok()) return StorageFailure(status);
@@ -550,7 +575,7 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
       if (done.operation->from_memory()) memory_bytes_read_ += done.read.bytes;
     }
     Fault fault = done.read.fault;
-    absl::Status status = done.read.use(done.operation->bytes(), &fault);
+    absl::Status status = done.read.use(done.operation->bytes(), done.operation->scratch(), &fault);
     if (destinations_.unfinished()) done.operation->staging().Forfeit();
     if (!status.ok()) {
       if (IsRecordFault(status)) return fail(done.read, fault, status);

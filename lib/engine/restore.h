@@ -23,6 +23,7 @@
 #include <optional>
 #include <vector>
 
+#include "lib/codec/slice_codec.h"
 #include "lib/engine/destinations.h"
 #include "lib/engine/io.h"
 #include "lib/engine/match.h"
@@ -96,9 +97,10 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
     storage::Key key;
     uint64_t offset = 0;
     uint64_t bytes = 0;
-    bool snapshot = false;  // else of a run
-    Fault fault;            // when it fails; `use` may say it more closely
-    std::function<absl::Status(base::MutableBytes, Fault*)> use;
+    bool snapshot = false;       // else of a run
+    uint64_t scratch_bytes = 0;  // of memory that `use` needs beside the bytes
+    Fault fault;                 // when it fails; `use` may say it more closely
+    std::function<absl::Status(base::MutableBytes bytes, base::MutableBytes scratch, Fault*)> use;
   };
 
   RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options);
@@ -119,8 +121,11 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   std::optional<Failure> ReadSnapshotHead();
   std::optional<Failure> ReadUncertainHeads(std::vector<SourceRecord>* records);
   Read ReadOf(const SourceRecord& record) const;
-  absl::Status UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes, Fault* fault);
-  absl::Status UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes, Fault* fault);
+  absl::Status UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes,
+                       base::MutableBytes scratch, Fault* fault);
+  absl::Status UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+                       base::MutableBytes scratch, Fault* fault);
+  absl::Status WritePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes rows);
   void ReadUsed(const std::vector<SourceRecord>& records, const std::vector<RecordRead>& reads, size_t used);
   // `used` is told of each read once its bytes have been used, in order.
   std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make,
@@ -140,7 +145,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
 
   const std::shared_ptr<MatchState> match_;
   const RestoreOptions options_;
-  const bool sizes_known_;  // a run with optional rows streams has no size of its own
+  // A run has no size of its own where rows streams are optional, or where records may have coded slices.
+  const bool sizes_known_;
   std::vector<Segment> segments_;
   Destinations destinations_;
   std::vector<uint32_t> layers_;  // ascending layer numbers that have selected streams
@@ -152,6 +158,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   uint64_t usable_limit_ = 0;  // a plan made anew promises no more
   std::vector<bool> unusable_snapshots_;
   SliceTable snapshot_table_;
+  std::unique_ptr<codec::SliceDecoder> decoder_;  // once one is needed
   uint64_t proven_blocks_ = 0;  // without early release: blocks before it are in the destinations already
   uint64_t layers_told_ = 0;    // with early release: that are ready, in this attempt
   bool shortened_ = false;

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "lib/engine/slice_coding.h"
+
 namespace kvstrata::core::engine {
 namespace {
 
@@ -16,14 +18,17 @@ class ReadList {
       : record_(record), shape_(shape), reads_(reads) {}
 
   void AddHead(uint64_t bytes, uint32_t layer) {
-    reads_->push_back({record_, 0, bytes, true, layer, {}});
+    reads_->push_back({record_, 0, bytes, true, layer, 0, {}});
     last_layer_ = layer;
     open_ = true;
   }
 
-  void Add(uint32_t layer, uint64_t offset, uint64_t bytes, ReadPart part) {
-    if (!Continues(layer, offset, bytes)) reads_->push_back({record_, offset, 0, false, layer, {}});
+  void Add(uint32_t layer, const SliceTable& table, ReadPart part) {
+    const uint64_t offset = table.Start(part.slice, part.from);
+    const uint64_t bytes = table.StoredBytes(part.slice, part.from, part.to);
+    if (!Continues(layer, offset, bytes)) reads_->push_back({record_, offset, 0, false, layer, 0, {}});
     RecordRead& read = reads_->back();
+    read.decode_bytes = std::max(read.decode_bytes, DecodeBytes(table, {part.slice, part.from, part.to}));
     part.offset = read.bytes;
     read.bytes += bytes;
     read.layer = std::min(read.layer, layer);
@@ -57,13 +62,12 @@ void AddReads(size_t number, const SourceRecord& record, std::span<const WantedS
   const uint64_t to = record.snapshot ? 1 : record.to - record.run.first;
   for (const WantedSlice& want : wanted) {
     const uint64_t bytes = record.table.slices[want.slice].bytes;  // of one block
-    const uint64_t begin = record.table.offsets[want.slice];
     // What is larger than a read is cut into equal ones.
     const uint64_t pieces = std::max<uint64_t>(1, ((to - from) * bytes + shape.most_bytes - 1) / shape.most_bytes);
     const uint64_t step = (to - from + pieces - 1) / pieces;
     for (uint64_t at = from; at < to; at += step) {
       const uint64_t end = std::min(to, at + step);
-      list.Add(want.layer, begin + at * bytes, (end - at) * bytes, {want.slice, at, end, 0});
+      list.Add(want.layer, record.table, {want.slice, at, end, 0});
     }
   }
 }

@@ -50,8 +50,9 @@ struct RecordRead {
   size_t record = 0;    // number of its SourceRecord
   uint64_t offset = 0;  // in the record
   uint64_t bytes = 0;
-  bool has_head = false;  // begins with it
-  uint32_t layer = 0;     // the lowest one that waits for it
+  bool has_head = false;      // begins with it
+  uint32_t layer = 0;         // the lowest one that waits for it
+  uint64_t decode_bytes = 0;  // of memory beside the read's own, for the part whose decoding takes most
   std::vector<ReadPart> parts;
 };
 
@@ -59,7 +60,8 @@ struct RecordRead {
 // there.
 struct ReadShape {
   bool early_release = false;
-  uint64_t most_bytes = 0;  // of one read, where a single slice is not larger; at most kReadBytes
+  uint64_t most_bytes = 0;  // of one read, and of one part's rows, where a single slice is not larger; at most
+                            // kReadBytes
 };
 void AddReads(size_t number, const SourceRecord& record, std::span<const WantedSlice> wanted, const ReadShape& shape,
               std::vector<RecordRead>* reads);

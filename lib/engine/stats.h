@@ -41,6 +41,7 @@ struct Stats {
   uint64_t memory_gets = 0, memory_get_bytes = 0, storage_gets = 0, storage_get_bytes = 0;
   uint64_t memory_promotions = 0, memory_promoted_bytes = 0, memory_evictions = 0, memory_evicted_bytes = 0;
   uint64_t memory_bypasses = 0, memory_lost = 0;
+  uint64_t compressed_from_bytes = 0, compressed_to_bytes = 0;
 };
 
 }  // namespace kvstrata::core::engine

@@ -45,17 +45,18 @@ absl::Status Cache::CheckRecord(const storage::ListEntry& entry, const format::R
   const absl::StatusOr<format::RecordHead> head = format::DecodeHead(*head_view);
   if (!head.ok()) return head.status();
   *replaced = head->identity.sequence != meta.identity.sequence;
-  if (head->identity != meta.identity || head->more != meta.more) {
+  if (head->identity != meta.identity || head->more != meta.more || head->coded() != meta.coded) {
     return base::Corrupt("identity", "head and meta differ");
   }
   uint64_t offset = *head_bytes, good = head->blocks();
   for (size_t i = 0; i < head->checksums.size(); ++i) {
     const format::Slice& slice = head->slices[i / head->blocks()];
-    const absl::StatusOr<base::ByteView> bytes = read(offset, slice.bytes);
+    const uint64_t stored = head->StoredBytes(i / head->blocks(), i % head->blocks());
+    const absl::StatusOr<base::ByteView> bytes = read(offset, stored);
     if (!bytes.ok()) return bytes.status();
     const bool intact = slice.absent || base::Checksum(*bytes, head->identity.sequence) == head->checksums[i];
     if (!intact) good = std::min(good, i % head->blocks());
-    offset += slice.bytes;
+    offset += stored;
   }
   if (offset != entry.payload_bytes) return base::Corrupt("payload", "longer than its slices");
   if (good == head->blocks()) return absl::OkStatus();

@@ -181,8 +181,8 @@ void Writer::DecodeSnapshot() {
   if (!policy_.at_output_end || options_.restart_multiple <= 1 || !wants({.at_output_end = true})) return;
   held_ = {};
   if (SnapshotKnown(computed_)) return;
-  absl::StatusOr<std::shared_ptr<Put>> put = CaptureSnapshot(computed_, /*to_hold=*/true);
-  if (put.ok()) held_ = {computed_, *std::move(put)};
+  absl::StatusOr<Captured> captured = CaptureSnapshot(computed_, /*to_hold=*/true);
+  if (captured.ok()) held_ = *std::move(captured);
 }
 
 absl::Status Writer::Truncate(uint64_t length) {
@@ -197,7 +197,7 @@ absl::Status Writer::Truncate(uint64_t length) {
   tried_blocks_ = std::min(tried_blocks_, blocks);
   judged_blocks_ = std::min(judged_blocks_, blocks);
   admitted_blocks_ = std::min(admitted_blocks_, blocks);
-  if (held_.position > length) held_ = {};
+  if (held_.head.identity.position > length) held_ = {};
   // What was restored stays exact; a sequence that begins anew is.
   if (exact_end_ != kNoPosition) exact_end_ = length == 0 ? kNoPosition : std::min(exact_end_, length);
   return absl::OkStatus();
@@ -218,8 +218,7 @@ uint64_t Writer::StoredPrefix(uint64_t blocks) {
   // Presence is monotone along a chain, and the writer's last block is usually still there.
   uint64_t prefix = std::min(stored_blocks_, blocks);
   while (prefix > 0 && !IsThere(keys_[prefix - 1])) --prefix;
-  while (prefix < blocks &&
-         (IsThere(keys_[prefix]) || cache_->FindOrAdopt(*name_space_, keys_[prefix]).has_value())) {
+  while (prefix < blocks && (IsThere(keys_[prefix]) || cache_->FindOrAdopt(*name_space_, keys_[prefix]).has_value())) {
     if (prefix >= stored_blocks_) {
       cache_->counters().blocks_deduplicated += 1;
       progress_->blocks_deduplicated += 1;
@@ -377,7 +376,8 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t
   if (!head.ok()) return head.status();
   uint64_t payload = 0;
   for (const format::Slice& slice : head->slices) payload += slice.bytes * count;
-  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(payload, PinnedDevice(), deadline);
+  const uint64_t room = payload + CodingBytes(*head, payload);
+  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(room, PinnedDevice(), deadline);
   if (!staging.ok()) return staging.status();
   auto put = std::make_shared<Put>();
   put->staging = *std::move(staging);
@@ -394,19 +394,32 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t
   return put;
 }
 
-// Fills in what the record's placement decides: sequence, checksums, head and meta.
+// The staging memory that coding takes beside the payload. What leaves no room for it is stored as it is.
+uint64_t Writer::CodingBytes(const format::RecordHead& head, uint64_t payload_bytes) const {
+  const uint64_t bytes = Coding().ScratchBytes(head);
+  return payload_bytes + bytes <= cache_->staging()->capacity() ? bytes : 0;
+}
+
+// Codes slices where that was asked for, and fills in what the record's placement decides: sequence, checksums, head
+// and meta.
 void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
+  if (put->staging.size() > payload_bytes) {
+    const SliceCoding::Result coded = Coding().Code(put->staging.bytes(), &head);
+    payload_bytes = coded.payload_bytes;
+    put->compressed_from = coded.rows_bytes;
+    put->compressed_to = coded.stored_bytes;
+  }
   {
     base::MutexLock lock(cache_->mutex());
     head.identity.sequence = cache_->NextSequence();
     head.identity.name_space = name_space_->life;
   }
   uint64_t offset = 0;
-  for (const format::Slice& slice : head.slices) {
+  for (size_t i = 0; i < head.slices.size(); ++i) {
     for (uint64_t block = 0; block < head.blocks(); ++block) {
-      const base::ByteView bytes = put->staging.view().subspan(offset, slice.bytes);
+      const base::ByteView bytes = put->staging.view().subspan(offset, head.StoredBytes(i, block));
       head.checksums.push_back(base::Checksum(bytes, head.identity.sequence));
-      offset += slice.bytes;
+      offset += bytes.size();
     }
   }
   const bool snapshot = head.identity.kind == format::RecordKind::kSnapshot;
@@ -415,6 +428,7 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   put->name_space = name_space_;
   put->progress = progress_;
   put->identity = head.identity;
+  put->coded = head.coded();
   put->more = head.more;
   put->priority = options_.priority;
   put->expires_at = ExpiresAt();
@@ -425,7 +439,7 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   put->parts[0] = put->head;
   put->parts[1] = put->staging.view().first(payload_bytes);
   const uint64_t record_bytes = put->head.size() + payload_bytes;
-  put->meta = format::EncodeRecordMeta({head.identity, record_bytes, head.more});
+  put->meta = format::EncodeRecordMeta({head.identity, record_bytes, head.more, head.coded()});
   put->stored_bytes = cache_->storage().StoredBytes(record_bytes, put->meta.size());
 }
 
@@ -483,8 +497,10 @@ absl::StatusOr<uint64_t> Writer::Launch(const std::shared_ptr<Put>& put, uint64_
   return 0;
 }
 
-absl::Status Writer::LaunchSnapshot(const std::shared_ptr<Put>& put, uint64_t position) {
-  return Launch(put, position / name_space_->facts.block_tokens, WaitDeadline()).status();
+absl::Status Writer::LaunchSnapshot(Captured captured) {
+  const uint64_t depth = captured.head.identity.position / name_space_->facts.block_tokens;
+  Seal(captured.put.get(), std::move(captured.head), captured.payload_bytes);
+  return Launch(captured.put, depth, WaitDeadline()).status();
 }
 
 // In the index or on its way.
@@ -560,53 +576,30 @@ void Writer::StoreSnapshot(uint64_t position) {
     progress_->snapshots_deduplicated += 1;
     return;
   }
-  absl::StatusOr<std::shared_ptr<Put>> put = CaptureSnapshot(position, /*to_hold=*/false);
-  absl::Status status = put.status();
-  if (put.ok()) status = LaunchSnapshot(*put, position);
+  absl::StatusOr<Captured> captured = CaptureSnapshot(position, /*to_hold=*/false);
+  const absl::Status status = captured.ok() ? LaunchSnapshot(*std::move(captured)) : captured.status();
   if (!status.ok()) Drop(RecordClass::kSnapshot, status);
 }
 
-absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, bool to_hold) {
-  if (absl::Status status = CheckExact(kNoPosition); !status.ok()) return status;
+// The head without its placement, and which rows each of its slices has.
+absl::StatusOr<format::RecordHead> Writer::SnapshotHead(uint64_t position, std::vector<RowRange>* ranges) {
   const uint64_t depth = position / name_space_->facts.block_tokens;
   const uint64_t first = name_space_->BlockEnd(depth);
-  struct Part {
-    uint32_t stream;
-    RowRange range;
-    uint64_t bytes;
-    bool absent;
-  };
-  std::vector<Part> parts;
-  uint64_t payload = 0;
+  format::RecordHead head;
   for (uint32_t i = 0; i < layout().streams().size(); ++i) {
     const layout::Stream& stream = layout().stream(i);
-    Part part{i, {}, 0, !sources_[i].has_value()};
-    if (stream.kind == layout::StreamKind::kRows) {
-      part.range = {depth * layout().BlockRows(i), layout().OpenBlockRows(i, position), 0};
-    } else {
-      part.range = StateRows(layout(), i, position);
-    }
-    const uint64_t row_bytes = stream.is_variable() && !part.absent ? sources_[i]->row_bytes() : stream.row_bytes;
-    part.bytes = part.absent ? 0 : part.range.count * row_bytes;
-    if (part.absent && (stream.flags & layout::kOptional) == 0 && (part.range.count > 0)) {
+    const bool is_rows = stream.kind == layout::StreamKind::kRows;
+    const RowRange open_rows{depth * layout().BlockRows(i), layout().OpenBlockRows(i, position), 0};
+    const RowRange range = is_rows ? open_rows : StateRows(layout(), i, position);
+    const bool given = sources_[i].has_value(), optional = (stream.flags & layout::kOptional) != 0;
+    const uint64_t row_bytes = stream.is_variable() && given ? sources_[i]->row_bytes() : stream.row_bytes;
+    if (!given && !optional && range.count > 0) {
       return base::InvalidArgument("sources", "none for stream " + std::to_string(i));
     }
     // A stream without rows at this position is empty, not absent.
-    part.absent = part.absent && (stream.flags & layout::kOptional) != 0;
-    payload += part.bytes;
-    parts.push_back(part);
+    head.slices.push_back({i, !given && optional, given ? range.count * row_bytes : 0});
+    ranges->push_back(range);
   }
-  // A state that is held for long must leave the staging memory to others: it gets only what is free, up to half.
-  StagingPool& pool = *cache_->staging();
-  if (to_hold && pool.usage().used + payload > pool.capacity() / 2) {
-    return base::MakeStatus(base::Code::kBusy, "staging_bytes", "half of it is in use");
-  }
-  absl::StatusOr<StagingBuffer> staging =
-      to_hold ? pool.TryAcquire(payload, PinnedDevice()) : pool.Acquire(payload, PinnedDevice(), WaitDeadline());
-  if (!staging.ok()) return staging.status();
-  auto put = std::make_shared<Put>();
-  put->staging = *std::move(staging);
-  format::RecordHead head;
   head.identity.kind = format::RecordKind::kSnapshot;
   head.identity.position = position;
   head.identity.key = BoundaryKey(depth);
@@ -614,17 +607,35 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureSnapshot(uint64_t position, 
   head.tokens.assign(tokens.begin(), tokens.end());
   head.extra = prompt_.Extra(first, position - first);
   head.identity.tail = TailOf(prompt_, head.identity.key, first, position);
-  uint64_t offset = 0;
-  for (const Part& part : parts) {
-    if (part.bytes > 0) {
-      absl::Status status = Gather(part.stream, part.range, offset, part.bytes, &put->staging);
-      if (!status.ok()) return status;
-    }
-    head.slices.push_back({part.stream, part.absent, part.bytes});
-    offset += part.bytes;
+  return head;
+}
+
+absl::StatusOr<Writer::Captured> Writer::CaptureSnapshot(uint64_t position, bool to_hold) {
+  if (absl::Status status = CheckExact(kNoPosition); !status.ok()) return status;
+  std::vector<RowRange> ranges;
+  absl::StatusOr<format::RecordHead> head = SnapshotHead(position, &ranges);
+  if (!head.ok()) return head.status();
+  uint64_t payload = 0;
+  for (const format::Slice& slice : head->slices) payload += slice.bytes;
+  const uint64_t room = payload + CodingBytes(*head, payload);
+  // A state that is held for long must leave the staging memory to others: it gets only what is free, up to half.
+  StagingPool& pool = *cache_->staging();
+  if (to_hold && pool.usage().used + room > pool.capacity() / 2) {
+    return base::MakeStatus(base::Code::kBusy, "staging_bytes", "half of it is in use");
   }
-  Seal(put.get(), std::move(head), payload);
-  return put;
+  absl::StatusOr<StagingBuffer> staging =
+      to_hold ? pool.TryAcquire(room, PinnedDevice()) : pool.Acquire(room, PinnedDevice(), WaitDeadline());
+  if (!staging.ok()) return staging.status();
+  auto put = std::make_shared<Put>();
+  put->staging = *std::move(staging);
+  uint64_t offset = 0;
+  for (const format::Slice& slice : head->slices) {
+    if (slice.bytes == 0) continue;
+    absl::Status status = Gather(slice.stream, ranges[slice.stream], offset, slice.bytes, &put->staging);
+    if (!status.ok()) return status;
+    offset += slice.bytes;
+  }
+  return Captured{std::move(put), *std::move(head), payload};
 }
 
 absl::StatusOr<std::vector<uint64_t>> Writer::SnapshotPositions(const Prompt& prompt) {
@@ -678,7 +689,7 @@ absl::Status Writer::Commit(bool durable, bool output_end, uint64_t timeout_ms, 
     if (computed_ > 0 && computed_ % multiple == 0) {
       StoreSnapshot(computed_);
     } else if (held_.put != nullptr) {
-      const absl::Status status = LaunchSnapshot(held_.put, held_.position);
+      const absl::Status status = LaunchSnapshot(std::move(held_));
       if (!status.ok()) Drop(RecordClass::kSnapshot, status);
     }
     held_ = {};

@@ -24,6 +24,7 @@
 #include "lib/engine/match.h"
 #include "lib/engine/put.h"
 #include "lib/engine/restore.h"
+#include "lib/engine/slice_coding.h"
 #include "lib/plan/snapshot_policy.h"
 
 namespace kvstrata::core::engine {
@@ -34,10 +35,11 @@ struct WriterOptions {
   bool admit_inexact = false;
   uint32_t restart_multiple = 0;
   uint64_t start_tokens = 0;
-  uint64_t wait_ms = 0;    // 0: 1,000
+  uint64_t wait_ms = 0;  // 0: 1,000
   trie::Priority priority = trie::Priority::kNormal;
   uint32_t ttl_seconds = 0;  // 0: for ever
-  void* stream = nullptr;  // the device's
+  uint32_t compress = 0;     // CompressGroups whose slices are coded where they gain
+  void* stream = nullptr;    // the device's
 };
 
 struct CommitInfo {
@@ -65,10 +67,11 @@ class Writer {
   const std::shared_ptr<Cache>& cache() const { return cache_; }
 
  private:
-  // A snapshot in staging memory, not submitted yet.
+  // A snapshot in staging memory, not sealed yet: most that are held while decoding are replaced, never stored.
   struct Captured {
-    uint64_t position = 0;
     std::shared_ptr<Put> put;
+    format::RecordHead head;
+    uint64_t payload_bytes = 0;
   };
 
   Writer() = default;
@@ -88,19 +91,22 @@ class Writer {
   void DecodeSnapshot();
   absl::StatusOr<std::shared_ptr<Put>> CaptureRun(uint64_t block, uint64_t count, Deadline deadline);
   absl::StatusOr<format::RecordHead> RunHead(uint64_t block, uint64_t count);
-  absl::StatusOr<std::shared_ptr<Put>> CaptureSnapshot(uint64_t position, bool to_hold);
+  absl::StatusOr<format::RecordHead> SnapshotHead(uint64_t position, std::vector<RowRange>* ranges);
+  absl::StatusOr<Captured> CaptureSnapshot(uint64_t position, bool to_hold);
   bool SnapshotKnown(uint64_t position);
-  bool IsThere(const base::BlockDigest& block) const;  // locked
-  bool IsThere(const Put& snapshot) const;             // locked
+  bool IsThere(const base::BlockDigest& block) const;          // locked
+  bool IsThere(const Put& snapshot) const;                     // locked
   absl::StatusOr<uint64_t> BlocksThere(const Put& put) const;  // locked
   std::optional<trie::SnapshotRef> FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
                                                 const base::Digest128& tail) const;  // locked
   // Into `bytes` bytes of the staging memory from `offset` on.
   absl::Status Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging);
   absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished);
+  SliceCoding Coding() const { return {layout(), options_.compress, cache_->staging()->capacity()}; }
+  uint64_t CodingBytes(const format::RecordHead& head, uint64_t payload_bytes) const;
   void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
   absl::StatusOr<uint64_t> Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth, Deadline deadline);
-  absl::Status LaunchSnapshot(const std::shared_ptr<Put>& put, uint64_t position);
+  absl::Status LaunchSnapshot(Captured captured);
   absl::Status CheckExact(uint64_t end) const;
   void Drop(RecordClass record_class, const absl::Status& status);
   int32_t PinnedDevice() const;
@@ -112,9 +118,9 @@ class Writer {
   Prompt prompt_;
   std::vector<base::BlockDigest> keys_;  // of the complete blocks of prompt_, as far as they were needed
   uint64_t computed_ = 0;
-  uint64_t reached_ = 0;        // highest computed_ ever: rows up to there have been written to the sources
-  uint64_t stored_blocks_ = 0;  // blocks that were submitted or found; those before it may have been evicted since
-  uint64_t tried_blocks_ = 0;   // complete blocks at the last try to store
+  uint64_t reached_ = 0;          // highest computed_ ever: rows up to there have been written to the sources
+  uint64_t stored_blocks_ = 0;    // blocks that were submitted or found; those before it may have been evicted since
+  uint64_t tried_blocks_ = 0;     // complete blocks at the last try to store
   uint64_t judged_blocks_ = 0;    // blocks whose admission has been decided, once for this writer
   uint64_t admitted_blocks_ = 0;  // of these, the leading ones that may be stored
   uint64_t rebuilt_at_ = kNoPosition;  // start of a sequence whose state was rebuilt by a full replay

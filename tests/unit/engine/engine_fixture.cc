@@ -87,6 +87,18 @@ layout::Layout OptionalLayout() {
   return layout::Layout::Create(desc).value();
 }
 
+layout::Layout PackedLayout() {
+  layout::LayoutDesc desc;
+  desc.block_tokens = 8;
+  desc.replay = {layout::ReplayMode::kFull, 6, 2};
+  desc.streams = {RowsStream(layout::Role::kCsaEntry, 0, 1, 584), RowsStream(layout::Role::kIndexKey, 0, 1, 68),
+                  RowsStream(layout::Role::kOther, 1, 2, 90), StateStream(layout::Role::kWindow, 1, 0, 256, 6)};
+  desc.streams[0].packing = layout::Packing::kFp8Row584;
+  desc.streams[1].packing = layout::Packing::kFp4Key68;
+  desc.streams[3].packing = layout::Packing::kBf16;
+  return layout::Layout::Create(desc).value();
+}
+
 Tokens MakeTokens(uint64_t count, uint64_t seed) {
   Tokens tokens;
   for (uint64_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(Mix(seed, i)));
@@ -109,7 +121,8 @@ std::vector<std::byte> ExpectedRow(const layout::Layout& layout, uint32_t stream
   }
   std::vector<std::byte> bytes(s.is_variable() ? OpaqueBytes(tokens, position) : s.row_bytes);
   const uint64_t seed = Mix(HashOf(tokens, end), stream * 1000 + row);
-  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(Mix(seed, i) % 200);
+  const uint64_t values = s.packing == layout::Packing::kRaw ? 200 : 12;  // of packed rows few, so that they gain
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] = static_cast<std::byte>(Mix(seed, i) % values);
   return bytes;
 }
 

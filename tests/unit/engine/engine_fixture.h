@@ -58,6 +58,10 @@ core::layout::Layout OpaqueLayout();
 // Rows layout plus an optional rows stream and an optional state.
 core::layout::Layout OptionalLayout();
 
+// Blocks of 8 tokens with rows in packed forms, large enough to be coded and of bytes that gain, and rows that do not;
+// a window. Replay as HybridLayout.
+core::layout::Layout PackedLayout();
+
 core::layout::Identity TestIdentity(const core::layout::Layout& layout);
 
 // `count` tokens that follow from `seed`.

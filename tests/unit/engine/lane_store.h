@@ -15,8 +15,9 @@ namespace kvstrata::test {
 
 class LaneStore : public Store {
  public:
-  LaneStore(const std::string& root, uint32_t lane, bool read_only = false, uint64_t capacity = 4 << 20)
-      : Store(HybridLayout(), capacity) {
+  LaneStore(const std::string& root, uint32_t lane, bool read_only = false, uint64_t capacity = 4 << 20,
+            const core::layout::Layout& layout = HybridLayout())
+      : Store(layout, capacity) {
     options.read_only = read_only;
     open_storage = [=] {
       core::storage::SegmentOptions given;

@@ -205,7 +205,7 @@ TEST_CASE("what is not ours, or cannot be read, is counted and left where it is"
   corrupt.key.bytes[0] ^= std::byte{1};
   corrupt.meta[40] ^= 1;
   later.key.bytes[0] ^= std::byte{2};
-  Patch<uint16_t>(&later.meta, 4, 2);
+  Patch<uint16_t>(&later.meta, 4, 3);
   strange.key.bytes[0] ^= std::byte{4};  // right, but under a key that is not its own
   for (const Entry& entry : {corrupt, later, strange}) PutBack(store.memory(), entry);
   REQUIRE(PutNow(store.memory(), KeyOf(7), "payload", "").status.ok());
@@ -418,19 +418,21 @@ TEST_CASE("every storage call fails once: no wrong byte, and a later open finds 
   CHECK(nth < 400);
 }
 
+std::string ReadGolden(const std::string& name) {
+  std::ifstream stream(KVSTRATA_GOLDEN_FORMAT "/" + name, std::ios::binary);
+  REQUIRE(stream.good());
+  return std::string{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
+}
+
 TEST_CASE("golden records of format version 1 are opened, found and restored") {
-  const auto read = [](const std::string& name) {
-    std::ifstream stream(KVSTRATA_GOLDEN_FORMAT "/" + name, std::ios::binary);
-    REQUIRE(stream.good());
-    return std::string{std::istreambuf_iterator<char>(stream), std::istreambuf_iterator<char>()};
-  };
   auto memory = std::make_shared<storage::MemoryStorage>(storage::MemoryOptions{1 << 20});
   for (const std::string name : {"store", "namespace", "block", "snapshot"}) {
-    const std::string meta = read(name + ".meta");
+    const std::string meta = ReadGolden(name + ".meta");
     const format::RecordIdentity identity = format::DecodeRecordMeta(base::AsBytes(meta)).value().identity;
     const base::BlockDigest key =
         name == "snapshot" ? format::SnapshotKey(identity.key, identity.position, identity.tail) : identity.key;
-    REQUIRE(PutNow(*memory, {format::MakeRecordKey(identity.kind, key)}, read(name + ".payload"), meta).status.ok());
+    REQUIRE(
+        PutNow(*memory, {format::MakeRecordKey(identity.kind, key)}, ReadGolden(name + ".payload"), meta).status.ok());
   }
   engine::CacheOptions options;
   options.capacity_bytes = 1 << 20;
@@ -468,6 +470,84 @@ TEST_CASE("golden records of format version 1 are opened, found and restored") {
     REQUIRE(restore->Wait(60'000, &result).ok());
     CHECK(result.state == RestoreState::kComplete);
     for (int i = 0; i < 6; ++i) CHECK(rows[static_cast<size_t>(i)] == static_cast<std::byte>(i + 1));
+    CHECK(cache->Verify(nullptr).value().corrupt == 0);
+  }
+  REQUIRE(cache->Close(std::chrono::seconds(60), nullptr).ok());
+}
+
+// The values are those that generate.py took together by hand.
+TEST_CASE("golden records of format version 2 are opened, found, decoded and restored") {
+  auto memory = std::make_shared<storage::MemoryStorage>(storage::MemoryOptions{1 << 20});
+  for (const std::string name : {"store", "coded_namespace", "coded_run", "coded_snapshot"}) {
+    const std::string meta = ReadGolden(name + ".meta");
+    const format::RecordMeta read = format::DecodeRecordMeta(base::AsBytes(meta)).value();
+    const format::RecordIdentity& identity = read.identity;
+    const base::BlockDigest key =
+        name == "coded_snapshot" ? format::SnapshotKey(identity.key, identity.position, identity.tail) : identity.key;
+    CHECK(read.coded == (name == "coded_run" || name == "coded_snapshot"));
+    REQUIRE(
+        PutNow(*memory, {format::MakeRecordKey(identity.kind, key)}, ReadGolden(name + ".payload"), meta).status.ok());
+  }
+  engine::CacheOptions options;
+  options.capacity_bytes = 1 << 20;
+  options.storage = memory;
+  auto cache = Cache::Open(options).value();
+  CHECK(cache->stats().recovered_blocks == 2);
+  CHECK(cache->stats().recovered_snapshots == 1);
+
+  layout::LayoutDesc desc;
+  desc.profile = layout::Profile::kS;
+  desc.block_tokens = 4;
+  desc.streams = {{layout::StreamKind::kRows, layout::Role::kIndexKey, 0, 1, 68, 0, layout::Packing::kFp4Key68, 0},
+                  {layout::StreamKind::kRows, layout::Role::kCsaEntry, 1, 4, 584, 0, layout::Packing::kFp8Row584, 0},
+                  {layout::StreamKind::kState, layout::Role::kWindow, 0, 1, 64, 3, layout::Packing::kBf16, 0}};
+  std::string weights;
+  for (char c = 0; c < 7; ++c) weights += c;
+  const auto identity =
+      layout::Identity::Create(std::vector<layout::Field>{{"model.weights", weights}, {"tenant", ""}}).value();
+  bool existed = false;
+  const auto space = cache->OpenNamespace(identity, layout::Layout::Create(desc).value(), true, &existed).value();
+  CHECK(existed);
+  engine::Prompt prompt;
+  REQUIRE(prompt.Append(Tokens{0, 1, 2, 3, 4, 5, 6, 7, 8}, {}).ok());
+  {
+    const auto match =
+        Match::Lookup(cache, space, std::move(prompt), {.allowed_modes = ModeBit(Mode::kSnapshot)}).value();
+    REQUIRE(match->plan().usable_tokens == 8);
+    const auto restore = RestorePlan::Create(*match, {}).value();
+    std::vector<std::byte> keys(8 * 68), entries(2 * 584), window(3 * 64);
+    engine::BufferDesc ring = LinearBuffer(2, window);
+    ring.form = engine::BufferForm::kRing;
+    ring.capacity_rows = 3;
+    ring.first_row = 5;  // the window has rows 5, 6 and 7
+    REQUIRE(restore->Start({LinearBuffer(0, keys), LinearBuffer(1, entries), ring}).ok());
+    RestoreResult result;
+    REQUIRE(restore->Wait(60'000, &result).ok());
+    CHECK(result.state == RestoreState::kComplete);
+    std::string codes = "keys" + std::string(252, '\x5a'), expected;
+    for (size_t i = 0; i < 4; ++i) {
+      expected += codes.substr(64 * i, 64);
+      for (size_t k = 0; k < 4; ++k) expected += static_cast<char>(4 * i + k);
+    }
+    for (size_t i = 0; i < 4 * 68; ++i) expected += static_cast<char>((7 * i * i + i / 3) % 256);
+    CHECK(base::AsText(keys) == expected);
+    expected = std::string(448, '\x38');
+    for (size_t i = 0; i < 64; ++i) {
+      expected += static_cast<char>(i);
+      expected += i < 2 ? "hi"[i] : '\x3f';
+    }
+    expected += "scales!.row" + std::string(445, '\x39');
+    for (size_t i = 0; i < 64; ++i) {
+      expected += static_cast<char>(64 + i);
+      expected += '\0';
+    }
+    CHECK(base::AsText(entries) == expected + "12345678");
+    expected.clear();
+    for (size_t i = 0; i < 96; ++i) {
+      expected += static_cast<char>(100 + i);
+      expected += '\x40';
+    }
+    CHECK(base::AsText(window) == expected);
     CHECK(cache->Verify(nullptr).value().corrupt == 0);
   }
   REQUIRE(cache->Close(std::chrono::seconds(60), nullptr).ok());

@@ -552,9 +552,11 @@ TEST_CASE("DeepSeek-V4: reads are large, have every slice once, and bring the fi
         uint64_t offset = record.head_bytes;
         for (const uint32_t stream : streams) {
           record.table.slices.push_back({stream, false, layout.StreamBlockBytes(stream)});
-          record.table.offsets.push_back(offset);
-          offset += 64 * layout.StreamBlockBytes(stream);
+          for (int block = 0; block < 64; ++block, offset += layout.StreamBlockBytes(stream)) {
+            record.table.starts.push_back(offset);
+          }
         }
+        record.table.starts.push_back(offset);
         all += offset;
         engine::AddReads(r, record, wanted, {early, engine::kReadBytes}, &reads);
       }
@@ -570,7 +572,7 @@ TEST_CASE("DeepSeek-V4: reads are large, have every slice once, and bring the fi
         uint64_t at = read.has_head ? records[read.record].head_bytes : 0;
         for (const engine::ReadPart& part : read.parts) {
           CHECK(part.offset == at);
-          CHECK(read.offset + at == table.offsets[part.slice] + part.from * table.slices[part.slice].bytes);
+          CHECK(read.offset + at == table.Start(part.slice, part.from));
           at += (part.to - part.from) * table.slices[part.slice].bytes;
           for (uint64_t b = part.from; b < part.to; ++b) CHECK(seen.emplace(read.record, part.slice, b).second);
         }
