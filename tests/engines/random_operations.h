@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <string>
 
-#include "tests/support/fake_device.h"
+#include "tests/support/engine_device.h"
 #include "tests/support/fake_engine.h"
 
 namespace kvstrata::test {
@@ -20,7 +20,7 @@ enum class StoreKind { kMemory, kFile, kUser };
 struct RandomRun {
   EngineKind kind;
   StoreKind store = StoreKind::kMemory;
-  FakeDevice* device = nullptr;
+  EngineDevice* device = nullptr;
   uint64_t seed = 0;
   uint64_t operations = 0;
   uint64_t capacity_bytes = 0;

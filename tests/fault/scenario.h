@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "kvstrata/c_api.h"
-#include "tests/support/fake_device.h"
+#include "tests/support/engine_device.h"
 #include "tests/support/fake_engine.h"
 
 namespace kvstrata::test {
@@ -17,7 +17,7 @@ struct Scenario {
   EngineKind kind;
   kvstrata_storage storage{};
   const kvstrata_allocator* allocator = nullptr;
-  FakeDevice* device = nullptr;
+  EngineDevice* device = nullptr;
   bool drop = true;  // forget the namespace at the end
 };
 

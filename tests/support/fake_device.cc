@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tests/support/fake_device.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <cstring>
@@ -14,15 +12,12 @@ namespace kvstrata::test {
 namespace {
 
 constexpr kvstrata_status kDeviceFailure = 1234;  // a number of the device's own, which native_code must show
-constexpr uint64_t kAllocationAlignment = 256;
 
 FakeDevice* Self(void* ctx) { return static_cast<FakeDevice*>(ctx); }
 
 }  // namespace
 
-FakeDevice::FakeDevice(uint64_t arena_bytes) : arena_bytes_(arena_bytes) {
-  void* memory = mmap(nullptr, arena_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-  arena_ = memory == MAP_FAILED ? nullptr : static_cast<std::byte*>(memory);
+FakeDevice::FakeDevice(uint64_t arena_bytes) : arena_(arena_bytes) {
   table_.struct_size = sizeof table_;
   table_.abi_version = KVSTRATA_ABI_VERSION;
   table_.ctx = this;
@@ -36,57 +31,33 @@ FakeDevice::FakeDevice(uint64_t arena_bytes) : arena_bytes_(arena_bytes) {
 }
 
 FakeDevice::~FakeDevice() {
-  if (arena_ != nullptr) munmap(arena_, arena_bytes_);
   for (const auto& [memory, pinned] : pinned_) std::free(memory);
-}
-
-// The pages that hold [begin, begin + bytes) of the arena; changing all of it at each call would take most of the time.
-void FakeDevice::SetAccess(const std::byte* begin, uint64_t bytes, bool open) {
-  constexpr uint64_t kPage = 4096;
-  const uint64_t offset = static_cast<uint64_t>(begin - arena_);
-  const uint64_t first = offset / kPage * kPage;
-  const uint64_t end = std::min(arena_bytes_, (offset + bytes + kPage - 1) / kPage * kPage);
-  if (end > first) mprotect(arena_ + first, end - first, open ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
 std::byte* FakeDevice::Allocate(uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  // First fit between the allocations that live.
-  uint64_t offset = 0;
-  for (const auto& [begin, size] : allocations_) {
-    if (begin - offset >= bytes + kAllocationAlignment) break;
-    offset = (begin + size + kAllocationAlignment - 1) / kAllocationAlignment * kAllocationAlignment;
-  }
-  if (arena_ == nullptr || offset + bytes > arena_bytes_) return nullptr;
-  allocations_[offset] = bytes;
-  return arena_ + offset;
+  return arena_.Allocate(bytes);
 }
 
 void FakeDevice::Free(std::byte* memory) {
   const std::lock_guard lock(mutex_);
-  const uint64_t begin = static_cast<uint64_t>(memory - arena_);
-  const auto found = allocations_.find(begin);
-  if (found == allocations_.end()) return Violation("engine freed device memory twice");
+  const uint64_t bytes = arena_.Free(memory);
+  if (bytes == 0) return Violation("engine freed device memory twice");
   for (const Operation& operation : pending_) {
-    if (operation.device >= memory && operation.device < memory + found->second) {
+    if (operation.device >= memory && operation.device < memory + bytes) {
       Violation("the library said it was done, but a copy to or from the device still waits");
     }
   }
-  allocations_.erase(found);
 }
 
 void FakeDevice::Write(std::byte* device, const std::byte* host, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  SetAccess(device, bytes, true);
-  std::memcpy(device, host, bytes);
-  SetAccess(device, bytes, false);
+  arena_.Write(device, host, bytes);
 }
 
 void FakeDevice::Read(std::byte* host, const std::byte* device, uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  SetAccess(device, bytes, true);
-  std::memcpy(host, device, bytes);
-  SetAccess(device, bytes, false);
+  arena_.Read(host, device, bytes);
 }
 
 void FakeDevice::FailNth(uint64_t n) {
@@ -179,11 +150,7 @@ bool FakeDevice::CheckCopy(const Operation& operation) {
   if (pinned == pinned_.begin()) return false;
   --pinned;
   if (operation.host + host_end > pinned->first + pinned->second.bytes) return false;
-  const uint64_t base = static_cast<uint64_t>(operation.device - arena_);
-  auto allocation = allocations_.upper_bound(base);
-  if (operation.device < arena_ || allocation == allocations_.begin()) return false;
-  --allocation;
-  return base + device_end <= allocation->first + allocation->second;
+  return arena_.Holds(operation.device, device_end);
 }
 
 uint64_t FakeDevice::HostChecksum(const Operation& operation) const {
@@ -248,7 +215,7 @@ void FakeDevice::Execute(const Operation& operation) {
   if (copy.count == 0 || copy.size == 0) return;
   const std::byte* begin = operation.device + copy.device_offset;
   const uint64_t reach = (copy.count - 1) * copy.device_stride + copy.size;
-  SetAccess(begin, reach, true);
+  arena_.SetAccess(begin, reach, true);
   for (uint64_t run = 0; run < copy.count; ++run) {
     std::byte* host = operation.host + copy.host_offset + run * copy.host_stride;
     std::byte* device = operation.device + copy.device_offset + run * copy.device_stride;
@@ -258,7 +225,7 @@ void FakeDevice::Execute(const Operation& operation) {
       std::memcpy(host, device, copy.size);
     }
   }
-  SetAccess(begin, reach, false);
+  arena_.SetAccess(begin, reach, false);
 }
 
 void FakeDevice::ExecuteUntil(void* stream, uint64_t order) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device whose memory the CPU cannot touch: an arena that is inaccessible (PROT_NONE) except inside the functions of
-// this file, so that a library that dereferences device memory ends the test. It is as asynchronous as the contract
-// allows: a copy runs only when an event recorded after it is waited for. Every broken rule is written down:
+// A device whose memory the CPU cannot touch (device_arena.h). It is as asynchronous as the contract allows: a copy
+// runs only when an event recorded after it is waited for. Every broken rule is written down:
 //
 //   * copies use memory from allocate_pinned only, and stay inside it and inside one device allocation;
 //   * pinned memory that an enqueued copy uses is neither changed nor released before the copy has been waited for;
@@ -20,24 +19,25 @@
 #include <vector>
 
 #include "kvstrata/c_api.h"
+#include "tests/support/device_arena.h"
+#include "tests/support/engine_device.h"
 
 namespace kvstrata::test {
 
-class FakeDevice {
+class FakeDevice final : public EngineDevice {
  public:
   explicit FakeDevice(uint64_t arena_bytes);
-  ~FakeDevice();
+  ~FakeDevice() override;
   FakeDevice(const FakeDevice&) = delete;
   FakeDevice& operator=(const FakeDevice&) = delete;
 
-  // The table for kvstrata_cache_options; ctx is this object, which must outlive the cache.
-  const kvstrata_device* table() const { return &table_; }
+  // ctx is this object.
+  const kvstrata_device* table() const override { return &table_; }
 
-  // The engine's side: device memory and its contents. Null when the arena is full.
-  std::byte* Allocate(uint64_t bytes);
-  void Free(std::byte* memory);
-  void Write(std::byte* device, const std::byte* host, uint64_t bytes);
-  void Read(std::byte* host, const std::byte* device, uint64_t bytes);
+  std::byte* Allocate(uint64_t bytes) override;
+  void Free(std::byte* memory) override;
+  void Write(std::byte* device, const std::byte* host, uint64_t bytes) override;
+  void Read(std::byte* host, const std::byte* device, uint64_t bytes) override;
 
   // The n-th call from now on (1 = the next) of any function that can fail does. 0: none.
   void FailNth(uint64_t n);
@@ -88,13 +88,10 @@ class FakeDevice {
   void PoisonHost(const Operation& operation);
   void Execute(const Operation& operation);
   void ExecuteUntil(void* stream, uint64_t order);
-  void SetAccess(const std::byte* begin, uint64_t bytes, bool open);
 
   mutable std::mutex mutex_;
   kvstrata_device table_{};
-  std::byte* arena_ = nullptr;
-  uint64_t arena_bytes_ = 0;
-  std::map<uint64_t, uint64_t> allocations_;  // offset -> bytes
+  DeviceArena arena_;
   std::map<std::byte*, Pinned> pinned_;
   std::map<void*, std::unique_ptr<Event>> events_;
   std::vector<std::unique_ptr<Event>> released_;  // kept, so that an address is never an event twice

@@ -46,7 +46,7 @@ std::shared_ptr<const ModelLayout> ModelLayout::Read(LayoutHandle layout) {
   return model;
 }
 
-FakeEngine::FakeEngine(const EngineKind& kind, uint64_t max_tokens, FakeDevice* device, uint64_t seed)
+FakeEngine::FakeEngine(const EngineKind& kind, uint64_t max_tokens, EngineDevice* device, uint64_t seed)
     : kind_(kind), max_tokens_(max_tokens), device_(device), rng_(seed) {
   for (uint32_t i = 0; i < kind_.layout->streams.size(); ++i) {
     const kvstrata_stream& stream = kind_.layout->streams[i];

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kvstrata/c_api.h"
-#include "tests/support/fake_device.h"
+#include "tests/support/engine_device.h"
 #include "tests/support/fake_handles.h"
 #include "tests/support/fake_memory.h"
 #include "tests/support/fake_random.h"
@@ -53,7 +53,7 @@ struct RestoreOptions {
 class FakeEngine {
  public:
   // Room for `max_tokens`. `device` null: host memory.
-  FakeEngine(const EngineKind& kind, uint64_t max_tokens, FakeDevice* device, uint64_t seed);
+  FakeEngine(const EngineKind& kind, uint64_t max_tokens, EngineDevice* device, uint64_t seed);
   // The same sequence in memory of its own.
   std::unique_ptr<FakeEngine> Fork(uint64_t seed) const;
 
@@ -102,7 +102,7 @@ class FakeEngine {
 
   const EngineKind kind_;
   const uint64_t max_tokens_;
-  FakeDevice* const device_;
+  EngineDevice* const device_;
   Rng rng_;
   Sequence sequence_;
   uint64_t computed_ = 0;

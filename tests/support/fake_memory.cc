@@ -31,7 +31,7 @@ bool HasIds(const Geometry& geometry) {
 }  // namespace
 
 RowMemory::RowMemory(uint32_t index, const kvstrata_stream& stream, const Geometry& geometry, uint64_t rows,
-                     FakeDevice* device, Rng& rng)
+                     EngineDevice* device, Rng& rng)
     : index_(index), stream_(stream), geometry_(geometry), device_(device), rows_(rows) {
   if (!IsOpaque(stream_)) {
     LayOutColumns();
@@ -42,7 +42,7 @@ RowMemory::RowMemory(uint32_t index, const kvstrata_stream& stream, const Geomet
   Poison();
 }
 
-RowMemory::RowMemory(const RowMemory& other, FakeDevice* device)
+RowMemory::RowMemory(const RowMemory& other, EngineDevice* device)
     : index_(other.index_),
       stream_(other.stream_),
       geometry_(other.geometry_),

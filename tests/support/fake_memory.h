@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "kvstrata/c_api.h"
-#include "tests/support/fake_device.h"
+#include "tests/support/engine_device.h"
 #include "tests/support/fake_random.h"
 #include "tests/support/fake_sequence.h"
 
@@ -42,10 +42,10 @@ class RowMemory {
 
   // Holds rows [first, first + rows) of the stream; for state streams the rows move with the position: MoveTo.
   // `device` null: host memory.
-  RowMemory(uint32_t index, const kvstrata_stream& stream, const Geometry& geometry, uint64_t rows, FakeDevice* device,
-            Rng& rng);
+  RowMemory(uint32_t index, const kvstrata_stream& stream, const Geometry& geometry, uint64_t rows,
+            EngineDevice* device, Rng& rng);
   // The same rows in the same form; with `device` null on the host, whatever the other's memory is.
-  RowMemory(const RowMemory& other, FakeDevice* device);
+  RowMemory(const RowMemory& other, EngineDevice* device);
   RowMemory(const RowMemory&) = delete;
   RowMemory& operator=(const RowMemory&) = delete;
   ~RowMemory();
@@ -95,7 +95,7 @@ class RowMemory {
   const uint32_t index_;
   const kvstrata_stream stream_;
   const Geometry geometry_;
-  FakeDevice* const device_;
+  EngineDevice* const device_;
   uint64_t first_row_ = 0;
   uint64_t rows_;
   uint64_t reach_ = 0;        // bytes between the guards
