@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kvstrata/cuda.h - what libkvstrata_cuda gives an engine on NVIDIA GPUs: the table of kernels. C99.
+ * kvstrata/cuda.h - what libkvstrata_cuda gives an engine on NVIDIA GPUs: the table of kernels, and the device through
+ * which a cache restores into, and stores from, device memory. C99.
  *
  * A library of its own, so that the core needs no driver: libkvstrata neither links nor loads it. It contains CUDA's
  * run-time library and loads the driver when it is first asked for a device; where there is none, that is a status
@@ -37,6 +38,28 @@ KVSTRATA_API kvstrata_status kvstrata_cuda_available(int32_t device_id, kvstrata
  * `*out_kernels` is of static lifetime and the same for all devices. Errors as above, and *out_kernels untouched. */
 KVSTRATA_API kvstrata_status kvstrata_cuda_kernels(int32_t device_id, const kvstrata_kernels** out_kernels,
                                                    kvstrata_error* error);
+
+/* A status of the device's functions that is neither KVSTRATA_OK nor a KVSTRATA_E_* is this and a cudaError_t. The
+ * cache's error has it as native_code. */
+enum { KVSTRATA_CUDA_STATUS_BASE = 1000 };
+
+typedef struct kvstrata_cuda_device_options {
+  uint32_t struct_size;
+  uint32_t flags;        /* none yet: 0                                                                            */
+  uint64_t pinned_bytes; /* bound of pinned host memory, made in slabs when it is wanted and kept until `destroy`;
+                            more than the cache's staging_bytes leaves room for gaps; 0 = 256 MiB                  */
+} kvstrata_cuda_device_options;
+
+/* Fills `*out_device` (struct_size set by the caller) with a device for kvstrata_cache_options. Restores and appends
+ * then take KVSTRATA_MEMORY_DEVICE buffers of any GPU of this process, and as `stream` a cudaStream_t of it (NULL: the
+ * default stream): what the engine has queued there before, reading the same pages, is done first. A call moves long
+ * rows by the copy engines and all others by one launch, which reads or writes the pinned memory itself.
+ *
+ * The cache takes the device over when it opens well, and destroys it; else out_device->destroy(out_device->ctx) does.
+ * `device_id` is the device that is asked for, errors as for kvstrata_cuda_available; `options` may be NULL. On failure
+ * nothing is written but `error`. The table's functions: any thread, and the thread's current device stays. */
+KVSTRATA_API kvstrata_status kvstrata_cuda_device(int32_t device_id, const kvstrata_cuda_device_options* options,
+                                                  kvstrata_device* out_device, kvstrata_error* error);
 
 #ifdef __cplusplus
 } /* extern "C" */

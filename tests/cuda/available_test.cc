@@ -12,7 +12,7 @@ namespace {
 constexpr Error kFailure = 999;
 
 // A machine as the case wants it.
-class Machine final : public Runtime {
+class Machine final : public Devices {
  public:
   int32_t driver = 13020;
   int32_t devices = 2;

@@ -10,9 +10,9 @@
 namespace kvstrata::kernels::cuda {
 
 // KVSTRATA_OK, E_UNSUPPORTED (what is missing), E_INVALID_ARGUMENT (no such device), E_DEVICE (the driver failed).
-Outcome Available(Runtime& runtime, int32_t device);
+Outcome Available(Devices& devices, int32_t device);
 
 // KVSTRATA_E_DEVICE: `what` failed with `error`.
-Outcome DeviceFailure(Runtime& runtime, const char* what, Error error);
+Outcome DeviceFailure(Devices& devices, const char* what, Error error);
 
 }  // namespace kvstrata::kernels::cuda

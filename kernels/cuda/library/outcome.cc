@@ -7,9 +7,6 @@
 namespace kvstrata::kernels::cuda {
 namespace {
 
-// No struct of this ABI is larger; a larger size is a stray value.
-constexpr uint32_t kMaxStructSize = 4096;
-
 template <size_t N>
 void CopyText(const std::string& from, char (&to)[N]) {
   const size_t size = std::min(from.size(), N - 1);

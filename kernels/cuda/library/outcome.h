@@ -15,6 +15,9 @@
 
 namespace kvstrata::kernels::cuda {
 
+// No struct of this ABI is larger; a larger size is a stray value.
+inline constexpr uint32_t kMaxStructSize = 4096;
+
 struct Outcome {
   kvstrata_status code = KVSTRATA_OK;
   std::string field;

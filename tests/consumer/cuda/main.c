@@ -16,6 +16,7 @@ int main(void) {
   kvstrata_error error;
   const kvstrata_kernels* kernels = NULL;
   kvstrata_status status;
+  kvstrata_device device;
   memset(&error, 0, sizeof error);
   error.struct_size = sizeof error;
   status = kvstrata_cuda_available(0, &error);
@@ -32,6 +33,11 @@ int main(void) {
     CHECK(strlen(error.message) > 20 && strstr(error.message, "driver") != NULL);
   }
   CHECK(kvstrata_cuda_kernels(0, NULL, &error) == KVSTRATA_E_INVALID_ARGUMENT);
+  memset(&device, 0, sizeof device);
+  device.struct_size = sizeof device;
+  CHECK(kvstrata_cuda_device(0, NULL, &device, &error) == status);
+  CHECK((device.ctx != NULL) == (status == KVSTRATA_OK));
+  if (device.destroy != NULL) device.destroy(device.ctx);
   CHECK(kvstrata_kernels_get(KVSTRATA_KERNELS_LEVEL_AUTO) != NULL);
   return failures == 0 ? 0 : 1;
 }
