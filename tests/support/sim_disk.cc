@@ -56,6 +56,27 @@ bool SimDisk::stopped() {
   return stopped_;
 }
 
+std::string SimDisk::stopped_in() {
+  base::MutexLock lock(mutex_);
+  const File file = Find(stopped_in_);
+  if (file != nullptr && file->folder) return "folder";
+  std::string kind = stopped_in_.substr(stopped_in_.rfind('/') + 1);
+  std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
+  return kind;
+}
+
+void SimDisk::FailAt(uint64_t nth, uint64_t seed) {
+  base::MutexLock lock(mutex_);
+  fail_at_ = changes_ + nth;
+  failed_ = false;
+  stop_random_ = base::SeededRandom(seed);
+}
+
+bool SimDisk::failed() {
+  base::MutexLock lock(mutex_);
+  return failed_;
+}
+
 uint64_t SimDisk::changes() {
   base::MutexLock lock(mutex_);
   return changes_;
@@ -66,6 +87,7 @@ void SimDisk::Restart() {
   open_.clear();
   stopped_ = false;
   stop_at_ = 0;
+  fail_at_ = 0;
 }
 
 void SimDisk::LosePower(uint64_t seed) {
@@ -145,12 +167,16 @@ SimDisk::File SimDisk::Make(const std::string& path, bool folder) {
   return file;
 }
 
-bool SimDisk::Enter(bool* part) {
+bool SimDisk::Enter(const std::string& path, bool* part) {
   *part = false;
   if (stopped_) return false;
   ++changes_;
-  if (stop_at_ == 0 || changes_ < stop_at_) return true;
-  stopped_ = true;
+  const bool fails = changes_ == fail_at_;
+  const bool stops = stop_at_ != 0 && changes_ >= stop_at_;
+  if (!fails && !stops) return true;
+  stopped_ = stops;
+  failed_ = failed_ || fails;
+  stopped_in_ = path;
   *part = true;
   return false;
 }
@@ -176,7 +202,7 @@ int SimDisk::OpenAt(int directory, const char* path, int flags, mode_t) {
   if (file != nullptr && (flags & O_CREAT) != 0 && (flags & O_EXCL) != 0) return -EEXIST;
   if (file == nullptr) {
     if ((flags & O_CREAT) == 0 || Find(FolderOf(name)) == nullptr) return -ENOENT;
-    if (!Enter(&part)) return -EIO;
+    if (!Enter(name, &part)) return -EIO;
     file = Make(name, false);
   }
   open_[next_fd_] = {file, name};
@@ -202,8 +228,9 @@ int64_t SimDisk::Pread(int fd, base::MutableBytes to, uint64_t offset) {
 int64_t SimDisk::Pwritev(int fd, std::span<const iovec> from, uint64_t offset) {
   base::MutexLock lock(mutex_);
   bool part = false;
-  const bool stop = !Enter(&part);
-  if ((stop && !part) || !open_.contains(fd)) return -EIO;
+  if (!open_.contains(fd)) return -EIO;
+  const bool stop = !Enter(open_[fd].path, &part);
+  if (stop && !part) return -EIO;
   std::vector<std::byte> all;
   for (const iovec& piece : from) {
     const auto* begin = static_cast<const std::byte*>(piece.iov_base);
@@ -219,7 +246,7 @@ int64_t SimDisk::Pwritev(int fd, std::span<const iovec> from, uint64_t offset) {
 int SimDisk::Fsync(int fd) {
   base::MutexLock lock(mutex_);
   bool part = false;
-  if (!Enter(&part) || !open_.contains(fd)) return -EIO;
+  if (!open_.contains(fd) || !Enter(open_[fd].path, &part)) return -EIO;
   const Open& open = open_[fd];
   open.file->durable = open.file->now;
   if (!open.file->folder) return 0;
@@ -234,7 +261,7 @@ int SimDisk::Fsync(int fd) {
 int SimDisk::Allocate(int fd, uint64_t offset, uint64_t bytes) {
   base::MutexLock lock(mutex_);
   bool part = false;
-  if (!Enter(&part) || !open_.contains(fd)) return -EIO;
+  if (!open_.contains(fd) || !Enter(open_[fd].path, &part)) return -EIO;
   std::vector<std::byte>& now = open_[fd].file->now;
   now.resize(std::max<size_t>(now.size(), offset + bytes));
   return 0;
@@ -243,7 +270,7 @@ int SimDisk::Allocate(int fd, uint64_t offset, uint64_t bytes) {
 int SimDisk::Truncate(int fd, uint64_t bytes) {
   base::MutexLock lock(mutex_);
   bool part = false;
-  if (!Enter(&part) || !open_.contains(fd)) return -EIO;
+  if (!open_.contains(fd) || !Enter(open_[fd].path, &part)) return -EIO;
   open_[fd].file->now.resize(bytes);
   return 0;
 }
@@ -269,7 +296,7 @@ int SimDisk::MkdirAt(int directory, const char* path, mode_t) {
   if (stopped_) return -EIO;
   if (Find(name) != nullptr) return -EEXIST;
   if (Find(FolderOf(name)) == nullptr) return -ENOENT;
-  if (!Enter(&part)) return -EIO;
+  if (!Enter(name, &part)) return -EIO;
   Make(name, true);
   return 0;
 }
@@ -280,7 +307,7 @@ int SimDisk::RenameAt(int directory, const char* from, const char* to) {
   base::MutexLock lock(mutex_);
   bool part = false;
   const std::string name = PathOf(directory, from);
-  if (!Enter(&part)) return -EIO;
+  if (!Enter(name, &part)) return -EIO;
   if (Find(name) == nullptr) return -ENOENT;
   names_[PathOf(directory, to)] = names_[name];
   names_.erase(name);
@@ -293,7 +320,7 @@ int SimDisk::UnlinkAt(int directory, const char* path) {
   const std::string name = PathOf(directory, path);
   if (stopped_) return -EIO;
   if (Find(name) == nullptr) return -ENOENT;
-  if (!Enter(&part)) return -EIO;
+  if (!Enter(name, &part)) return -EIO;
   names_.erase(name);
   return 0;
 }

@@ -26,6 +26,12 @@ class SimDisk final : public core::storage::Os {
   // it and every later call of any kind fail. The process has stopped there.
   void StopAt(uint64_t nth, uint64_t seed);
   bool stopped();
+  // The kind of file that it stopped in: its name without folder and digits, or "folder".
+  std::string stopped_in();
+  // The `nth` changing call from now on is carried out in part, if it is a write, or not at all, and fails; those after
+  // it work. As if it had been of another process that was killed there. 0: none.
+  void FailAt(uint64_t nth, uint64_t seed);
+  bool failed();
   // Changing calls so far.
   uint64_t changes();
   // A new process: every descriptor is closed and calls work again. What was written is there, flushed or not.
@@ -75,8 +81,8 @@ class SimDisk final : public core::storage::Os {
   std::string PathOf(int directory, const char* path) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   File Find(const std::string& path) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   File Make(const std::string& path, bool folder) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // False when the process stops here; `*part` is then set for the call that it stops in.
-  bool Enter(bool* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // A call that changes `path`. False when it is not to be done; `*part` is then set for the one that stops or fails.
+  bool Enter(const std::string& path, bool* part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   static void LoseSectors(Inode& file, core::base::SeededRandom& random);
   int Stat(const File& file, struct stat* out);
 
@@ -88,7 +94,10 @@ class SimDisk final : public core::storage::Os {
   uint64_t next_inode_ ABSL_GUARDED_BY(mutex_) = 1;
   uint64_t changes_ ABSL_GUARDED_BY(mutex_) = 0;
   uint64_t stop_at_ ABSL_GUARDED_BY(mutex_) = 0;
+  uint64_t fail_at_ ABSL_GUARDED_BY(mutex_) = 0;
   bool stopped_ ABSL_GUARDED_BY(mutex_) = false;
+  bool failed_ ABSL_GUARDED_BY(mutex_) = false;
+  std::string stopped_in_ ABSL_GUARDED_BY(mutex_);
   core::base::SeededRandom stop_random_ ABSL_GUARDED_BY(mutex_){0};
 };
 

@@ -2,7 +2,6 @@
 // The segment store against a model, on a simulated disk: the process stops at every single call that changes the disk,
 // with and without a loss of power, and whatever the next opening finds must be what the model allows.
 #include <map>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -12,10 +11,15 @@
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/sim_disk.h"
+#include "tests/unit/storage/segment/crash_model.h"
 
 namespace base = kvstrata::core::base;
 namespace storage = kvstrata::core::storage;
-using kvstrata::test::GetNow;
+using kvstrata::test::CrashMeta;
+using kvstrata::test::CrashModel;
+using kvstrata::test::CrashPayload;
+using kvstrata::test::CrashPoints;
+using kvstrata::test::kAbsent;
 using kvstrata::test::KeyOf;
 using kvstrata::test::ListAll;
 using kvstrata::test::PutNow;
@@ -25,42 +29,6 @@ using kvstrata::test::SimDisk;
 namespace {
 
 constexpr uint64_t kKeys = 9;
-// Of a key without a record.
-constexpr uint64_t kAbsent = 0;
-
-// Long enough for several units and never the same twice, so that no byte of one record passes for another's.
-std::string PayloadOf(uint64_t key, uint64_t version) {
-  base::SeededRandom random(key * 1'000'003 + version);
-  std::string payload(version % 7 == 0 ? 0 : random.Below(30'000), '\0');
-  static_cast<void>(random.Fill(std::as_writable_bytes(std::span(payload))));
-  return payload;
-}
-
-std::string MetaOf(uint64_t key, uint64_t version) { return std::to_string(key) + " " + std::to_string(version); }
-
-// What each key may hold after a crash: what it held at the last Sync that succeeded, and all that came later.
-class Model {
- public:
-  Model() {
-    for (uint64_t key = 0; key < kKeys; ++key) allowed_[key] = {kAbsent};
-  }
-  void Began(uint64_t key, uint64_t version) { allowed_[key].insert(version); }
-  void Completed(uint64_t key, uint64_t version) { now_[key] = version; }
-  void Synced() {
-    for (uint64_t key = 0; key < kKeys; ++key) allowed_[key] = {now_[key]};
-  }
-  // Takes what was found as the new truth.
-  void Adopt(const std::map<uint64_t, uint64_t>& found) {
-    now_.clear();
-    for (const auto& [key, version] : found) now_[key] = version;
-    Synced();
-  }
-  bool Allows(uint64_t key, uint64_t version) const { return allowed_.at(key).contains(version); }
-
- private:
-  std::map<uint64_t, uint64_t> now_;
-  std::map<uint64_t, std::set<uint64_t>> allowed_;
-};
 
 // By default with a checkpoint after a few flushes.
 std::unique_ptr<storage::SegmentStorage> Open(SimDisk& disk, uint64_t journal_bytes = 3000) {
@@ -77,15 +45,16 @@ std::unique_ptr<storage::SegmentStorage> Open(SimDisk& disk, uint64_t journal_by
 }
 
 // Random puts, removals, gets and syncs, until the process stops or all is done. `*version` goes on from run to run.
-void Work(storage::SegmentStorage& store, SimDisk& disk, Model& model, base::SeededRandom& random, uint64_t* version) {
+void Work(storage::SegmentStorage& store, SimDisk& disk, CrashModel& model, base::SeededRandom& random,
+          uint64_t* version) {
   for (int step = 0; step < 40 && !disk.stopped(); ++step) {
     const uint64_t key = random.Below(kKeys);
     const uint64_t choice = random.Below(10);
     if (choice < 6) {
       const uint64_t mine = ++*version;
       model.Began(key, mine);
-      const std::string payload = PayloadOf(key, mine);
-      if (PutNow(store, KeyOf(key), payload, MetaOf(key, mine)).status.ok()) model.Completed(key, mine);
+      const std::string payload = CrashPayload(key, mine);
+      if (PutNow(store, KeyOf(key), payload, CrashMeta(key, mine)).status.ok()) model.Completed(key, mine);
     } else if (choice < 8) {
       model.Began(key, kAbsent);
       if (store.Remove(KeyOf(key)).ok()) model.Completed(key, kAbsent);
@@ -96,7 +65,7 @@ void Work(storage::SegmentStorage& store, SimDisk& disk, Model& model, base::See
 }
 
 // Every record is one that the model allows, whole; and all units are free or theirs.
-void Check(SimDisk& disk, Model& model) {
+void Check(SimDisk& disk, CrashModel& model) {
   const auto store = Open(disk);
   REQUIRE(store != nullptr);
   CHECK(store->stats().dropped_at_open == 0);
@@ -111,7 +80,8 @@ void Check(SimDisk& disk, Model& model) {
     CAPTURE(key, version);
     CHECK(entry.key == KeyOf(key));
     CHECK(model.Allows(key, version));
-    CHECK((ReadNow(*store, entry.key).value() == PayloadOf(key, version)));  // thousands of bytes are not to be printed
+    // In parentheses, since thousands of bytes are not to be printed.
+    CHECK((ReadNow(*store, entry.key).value() == CrashPayload(key, version)));
     CHECK(found.emplace(key, version).second);
   }
   for (uint64_t key = 0; key < kKeys; ++key) {
@@ -124,7 +94,7 @@ void Check(SimDisk& disk, Model& model) {
   REQUIRE(store->Sync().ok());
   CHECK(store->stats().free_bytes == store->stats().segment_bytes);
   for (const auto& [key, version] : found) {
-    REQUIRE(PutNow(*store, KeyOf(key), PayloadOf(key, version), MetaOf(key, version)).status.ok());
+    REQUIRE(PutNow(*store, KeyOf(key), CrashPayload(key, version), CrashMeta(key, version)).status.ok());
   }
   REQUIRE(store->Sync().ok());
 }
@@ -132,10 +102,10 @@ void Check(SimDisk& disk, Model& model) {
 enum class End { kKilled, kPowerLost };
 
 // Two lives of a store, the second of which stops at its `nth` change. False when it did not come so far.
-bool StopAt(uint64_t nth, uint64_t seed, End end) {
+bool StopAt(uint64_t nth, uint64_t seed, End end, CrashPoints* points) {
   CAPTURE(nth, seed);
   SimDisk disk;
-  Model model;
+  CrashModel model(kKeys);
   base::SeededRandom random(seed);
   uint64_t version = 0;
   const bool in_first_life = nth <= 25;  // the making of the store
@@ -149,6 +119,7 @@ bool StopAt(uint64_t nth, uint64_t seed, End end) {
   disk.StopAt(in_first_life ? nth : nth - 25, seed);
   if (const auto store = Open(disk); store != nullptr) Work(*store, disk, model, random, &version);
   const bool stopped = disk.stopped();
+  if (stopped) points->Count(disk.stopped_in());
   if (end == End::kKilled) {
     disk.Restart();
   } else {
@@ -160,27 +131,32 @@ bool StopAt(uint64_t nth, uint64_t seed, End end) {
   return stopped;
 }
 
+void StopEverywhere(End end, std::initializer_list<uint64_t> seeds, const char* what) {
+  CrashPoints points;
+  for (const uint64_t seed : seeds) {
+    for (uint64_t nth = 1; StopAt(nth, seed, end, &points);) ++nth;
+  }
+  points.Print(what);
+  CHECK(points.all() >= 200);
+  for (const char* kind : {"data-.seg", "journal-.log", "super", "folder"}) CHECK(points.of(kind) > 0);
+  CHECK(points.of("checkpoint-a.ckp") + points.of("checkpoint-b.ckp") > 0);
+}
+
 }  // namespace
 
 TEST_CASE("a process that is killed at any write leaves what the model allows") {
-  const uint64_t seed = GENERATE(1u, 2u);
-  uint64_t points = 0;
-  for (uint64_t nth = 1; StopAt(nth, seed, End::kKilled); ++nth) points = nth;
-  CHECK(points >= 100);
+  StopEverywhere(End::kKilled, {1, 2}, "killed at every change of a store");
 }
 
 TEST_CASE("power that is lost at any write leaves what the model allows") {
-  const uint64_t seed = GENERATE(3u, 4u, 5u);
-  uint64_t points = 0;
-  for (uint64_t nth = 1; StopAt(nth, seed, End::kPowerLost); ++nth) points = nth;
-  CHECK(points >= 100);
+  StopEverywhere(End::kPowerLost, {3, 4, 5}, "power lost at every change of a store");
 }
 
 TEST_CASE("many crashes one after another, each from where the last one left off") {
   const uint64_t seed = GENERATE(6u, 7u);
   CAPTURE(seed);
   SimDisk disk;
-  Model model;
+  CrashModel model(kKeys);
   base::SeededRandom random(seed);
   uint64_t version = 0, checkpoints = 0;
   for (int life = 0; life < 60; ++life) {
@@ -207,7 +183,7 @@ TEST_CASE("a journal cut off at any sector is read up to there, and nothing else
     const auto store = Open(disk, 1 << 20);
     REQUIRE(store != nullptr);
     for (uint64_t key = 0; key < kKeys; ++key) {
-      REQUIRE(PutNow(*store, KeyOf(key), PayloadOf(key, 1), std::string(600, 'm')).status.ok());
+      REQUIRE(PutNow(*store, KeyOf(key), CrashPayload(key, 1), std::string(600, 'm')).status.ok());
     }
     REQUIRE(store->Sync().ok());
     for (uint64_t key = 0; key < 4; ++key) {
