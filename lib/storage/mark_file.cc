@@ -19,7 +19,9 @@ using format::kMarkBytes;
 constexpr char kMarkFile[] = "marks";
 constexpr char kLockFile[] = "kvstrata.lock";
 constexpr size_t kMarksRead = 64;
-// A change takes two flushes: of a drive that is busy, a second at most.
+// What a loss of power may tear.
+constexpr uint64_t kSectorBytes = 512;
+// A change takes a few flushes: of a drive that is busy, a second at most.
 constexpr std::chrono::seconds kLockPatience(10);
 constexpr std::chrono::milliseconds kLockStep(1);
 
@@ -61,10 +63,28 @@ absl::StatusOr<MarkValue> MarkFile::Set(const Key& key, const MarkValue& value, 
   base::MutexLock lock(mutex_);
   if (absl::Status status = ReadOn(); !status.ok()) return status;
   const auto found = values_.find(key);
-  if (found != values_.end() && !replace) return found->second;
-  if (absl::Status status = Append({key.bytes, value}); !status.ok()) return status;
-  if (absl::Status status = ReadOn(); !status.ok()) return status;
-  return value;
+  const bool stays = found != values_.end() && !replace;
+  const MarkValue agreed = stays ? found->second : value;
+  if (!stays) {
+    if (absl::Status status = Append({key.bytes, value}); !status.ok()) return status;
+    if (absl::Status status = ReadOn(); !status.ok()) return status;
+  }
+  if (absl::Status status = FlushRead(); !status.ok()) return status;
+  return agreed;
+}
+
+absl::Status MarkFile::Flush() {
+  base::MutexLock lock(mutex_);
+  return FlushRead();
+}
+
+absl::Status MarkFile::FlushRead() {
+  if (durable_end_ == end_) return absl::OkStatus();
+  int result = directory_.os.Fsync(file_->get());
+  if (result >= 0) result = directory_.os.Fsync(directory_.root);
+  if (result < 0) return WriteError(directory_, "flush", kMarkFile, result);
+  durable_end_ = end_;
+  return absl::OkStatus();
 }
 
 absl::Status MarkFile::ReadOn() {
@@ -104,16 +124,12 @@ absl::Status MarkFile::Append(const format::Mark& mark) {
   int result = directory_.os.Fchmod(file.get(), kFileMode);
   if (result >= 0) result = directory_.os.Fstat(file.get(), &info);
   if (result < 0) return WriteError(directory_, "stat", kMarkFile, result);
-  // Behind whatever a write that was cut off has left.
-  uint64_t offset = (static_cast<uint64_t>(info.st_size) + kMarkBytes - 1) / kMarkBytes * kMarkBytes;
+  // Behind whatever a write that was cut off has left (I3).
+  uint64_t offset = (static_cast<uint64_t>(info.st_size) + kSectorBytes - 1) / kSectorBytes * kSectorBytes;
   const auto bytes = format::EncodeMark(mark, offset);
   const base::ByteView piece = bytes;
   Gather gather({&piece, 1});
-  absl::Status status = WritePieces(directory_, file.get(), kMarkFile, piece.size(), &gather, &offset);
-  if (!status.ok()) return status;
-  result = directory_.os.Fsync(file.get());
-  if (result >= 0 && info.st_size == 0) result = directory_.os.Fsync(directory_.root);
-  return result < 0 ? WriteError(directory_, "flush", kMarkFile, result) : absl::OkStatus();
+  return WritePieces(directory_, file.get(), kMarkFile, piece.size(), &gather, &offset);
 }
 
 }  // namespace kvstrata::core::storage

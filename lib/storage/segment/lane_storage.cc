@@ -106,11 +106,15 @@ absl::Status LaneStorage::OpenOwn(uint32_t lane) {
                           "all " + std::to_string(kMaxLanes) + " lanes of " + options_.path + " have their writers");
 }
 
-// The names of the lanes, at every opening, since an earlier one may have been stopped before; and of what lies above.
+// The names of the lanes and the root's own, at every opening, since an earlier one may have been stopped before; and
+// of what lies above.
 absl::Status LaneStorage::SyncFolders(uint32_t made) {
+  constexpr uint32_t kOwn = 1, kRootsName = 2;
   std::string name = kLanesFolder;
-  for (uint32_t i = 0; i <= std::max(made, 1u); ++i, name += "/..") {
+  for (uint32_t i = 0; i <= std::max(made, kRootsName); ++i, name += "/..") {
     Descriptor folder(directory_.os, directory_.os.OpenAt(directory_.root, name.c_str(), O_RDONLY | O_DIRECTORY, 0));
+    // A folder of somebody else's need not be readable.
+    if (folder.get() == -EACCES && i > std::max(made, kOwn)) break;
     const int result = folder.ok() ? directory_.os.Fsync(folder.get()) : folder.get();
     if (result < 0) return WriteError(directory_, "flush", name.c_str(), result);
   }
@@ -195,7 +199,10 @@ absl::Status LaneStorage::Remove(const Key& key) {
 
 absl::Status LaneStorage::Sync() {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
-  return own_ == nullptr ? absl::OkStatus() : own_->Sync();
+  if (own_ == nullptr) return absl::OkStatus();
+  // The marks first: what the lane has belongs to the lives that they name.
+  if (absl::Status status = marks_.Flush(); !status.ok()) return status;
+  return own_->Sync();
 }
 
 absl::Status LaneStorage::List(const Cursor& cursor, uint64_t limit, ListPage* page) {

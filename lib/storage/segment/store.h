@@ -176,6 +176,7 @@ class SegmentStore {
   absl::Status SyncMadeFolders();
   absl::Status ReadTable();
   absl::Status OpenLogs(std::vector<Log>* logs, bool* moved) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status MakeDurable(const LogFile& log);
   absl::Status ScanFolder(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::StatusOr<Log> NewestCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status Replay(const Log& log, absl::FunctionRef<bool(const format::LogEntry& entry, uint64_t offset)> apply)

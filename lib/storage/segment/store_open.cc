@@ -202,7 +202,10 @@ absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
   const absl::StatusOr<Log> checkpoint = NewestCheckpoint();
   if (!checkpoint.ok()) return checkpoint.status();
   const uint64_t first = *checkpoint == nullptr ? 1 : (*checkpoint)->header.number;
-  if (*checkpoint != nullptr) logs->push_back(*checkpoint);
+  if (*checkpoint != nullptr) {
+    if (absl::Status status = MakeDurable(**checkpoint); !status.ok()) return status;
+    logs->push_back(*checkpoint);
+  }
   *moved = *checkpoint != nullptr && !std::binary_search(journals.begin(), journals.end(), first);
   uint64_t torn = 0;
   journals_.clear();
@@ -216,13 +219,24 @@ absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
     const base::Code code = base::CodeOf(log.status());
     if (!log.ok() && code != base::Code::kCorrupt && code != base::Code::kNotFound) return log.status();
     journals_.push_back(number);
-    if (log.ok()) logs->push_back(*log);
+    if (log.ok()) {
+      if (absl::Status status = MakeDurable(**log); !status.ok()) return status;
+      logs->push_back(*log);
+    }
     *moved = *moved || code == base::Code::kNotFound;
     torn += code == base::Code::kCorrupt ? 1 : 0;  // made when the power went, and not written to
   }
   base::MutexLock lock(mutex_);
   stats_.torn_logs = torn;
   return absl::OkStatus();
+}
+
+// A writer that was stopped between a write and its flush leaves a log that can be read and may be lost yet. Who goes
+// on from it removes older logs, and gives units to other records.
+absl::Status SegmentStore::MakeDurable(const LogFile& log) {
+  if (read_only_) return absl::OkStatus();
+  const int result = os_.Fdatasync(log.descriptor.get());
+  return result < 0 ? WriteError(directory_, "flush", log.name.c_str(), result) : absl::OkStatus();
 }
 
 absl::Status SegmentStore::ScanFolder(std::vector<uint64_t>* journals) {
