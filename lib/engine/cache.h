@@ -101,7 +101,8 @@ struct NameSpace {
   const layout::Layout layout;
   const plan::LayoutFacts facts;
   format::NamespaceId life{};
-  bool dropping = false;
+  bool dropping = false;                        // until a new life is written down
+  std::optional<format::NamespaceId> sweeping;  // the ended life whose blocks are still being taken out
   uint32_t handles = 0;
   uint64_t record_bytes = 0;
   // Some record that is or was in the index has coded slices. Set before that record enters it; never reset.
@@ -110,6 +111,9 @@ struct NameSpace {
   trie::SnapshotIndex snapshots;
 
   uint64_t BlockEnd(uint64_t depth) const { return depth * facts.block_tokens; }
+  // Else lookups find nothing, and puts fail.
+  bool is_usable() const { return !dropping && !sweeping.has_value(); }
+  const format::NamespaceId& LifeOfBlocks() const { return sweeping.has_value() ? *sweeping : life; }
 };
 
 // Pins what one match promised, until its deadline or its end.
@@ -215,9 +219,15 @@ class Cache : public std::enable_shared_from_this<Cache> {
 
   // Takes a block with all below it, or a snapshot, out of the index because its record is not what it should be.
   // Locked; run the removals afterwards, unlocked.
-  void DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals);
+  void DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals,
+                   uint64_t most = UINT64_MAX);
   void DetachSnapshot(NameSpace& name_space, trie::SnapshotRef snapshot, std::vector<Removal>* removals);
   void RunRemovals(const std::vector<Removal>& removals);
+  // Takes blocks of a namespace whose `sweeping` is set out, as many as lookups can wait for. True: that was all.
+  // Locked.
+  bool SweepSome(NameSpace& name_space, std::vector<Removal>* removals);
+  // All that is left.
+  void Sweep(NameSpace& name_space);
 
   // --- what other processes store (follow.cc) ---------------------------------------------------------------------
   // Heeds what has been dropped anywhere. Before any answer.

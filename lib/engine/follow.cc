@@ -35,6 +35,7 @@ absl::Status Cache::FollowMarks() {
   storage::Marks* const marks = options_.storage->marks();
   if (marks == nullptr) return absl::OkStatus();
   std::vector<Removal> removals;
+  std::vector<std::shared_ptr<NameSpace>> left;
   {
     // Over both: who finds nothing new relies on it that what was new has been heeded.
     base::MutexLock marks_lock(marks_mutex_);
@@ -45,12 +46,16 @@ absl::Status Cache::FollowMarks() {
     for (const auto& [root, space] : namespaces_) {
       const auto life = lives_.find(NameOfSpace(*space));
       if (life == lives_.end() || life->second == space->life) continue;
-      DetachBlock(*space, space->trie.root(), &removals);
-      events_.Add({EventKind::kNamespaceDropped, 0, space->life, space->trie.root_key().digest, 0, 0});
+      space->sweeping = space->LifeOfBlocks();
       space->life = life->second;
+      if (!SweepSome(*space, &removals)) left.push_back(space);
     }
   }
   if (!options_.read_only) RunRemovals(removals);
+  // Whoever has looked something up does not wait for it.
+  for (const std::shared_ptr<NameSpace>& space : left) {
+    if (!Enqueue([this, space] { Sweep(*space); }).ok()) Sweep(*space);
+  }
   return absl::OkStatus();
 }
 
@@ -161,7 +166,7 @@ void Cache::Heed(const storage::FeedEntry& entry, std::vector<format::RecordMeta
 
 std::shared_ptr<NameSpace> Cache::SpaceOfLife(const format::NamespaceId& life) const {
   for (const auto& [root, space] : namespaces_) {
-    if (space->life == life && !space->dropping) return space;
+    if (space->life == life && space->is_usable()) return space;
   }
   return nullptr;
 }
@@ -171,7 +176,8 @@ void Cache::LoseOther(const storage::Key& key, std::vector<Removal>* removals) {
   const OtherRecord* const record = others_.Find(key);
   if (record == nullptr) return;
   const format::RecordIdentity& identity = record->meta.identity;
-  if (const std::shared_ptr<NameSpace> space = SpaceOfLife(identity.name_space); space != nullptr) {
+  for (const auto& [root, space] : namespaces_) {
+    if (space->LifeOfBlocks() != identity.name_space) continue;
     const bool at_root = identity.key == space->trie.root_key();
     const auto node = at_root ? std::optional(space->trie.root()) : space->trie.Find(identity.key);
     if (record->is_snapshot() && node.has_value() && others_.IsIndexed(key)) {
@@ -262,7 +268,7 @@ void Cache::AdoptSnapshots(NameSpace& space, trie::NodeRef node, const base::Blo
 void Cache::AdoptAhead(NameSpace& space, uint64_t max_blocks, trie::KeySequence* keys) {
   if (!knows_others_) return;
   base::MutexLock lock(mutex_);
-  if (space.dropping) return;
+  if (!space.is_usable()) return;
   uint64_t depth = space.trie.Match(*keys, max_blocks, NowSeconds()).blocks;
   while (depth < max_blocks && FindOrAdopt(space, keys->At(depth)).has_value()) ++depth;
 }

@@ -49,13 +49,13 @@ trie::MatchResult ProveBlocks(const NameSpace& space, uint64_t max_blocks, uint3
                               const std::optional<trie::MatchResult>& hint, trie::KeySequence* keys,
                               MatchState* state) {
   const trie::MatchResult nothing{space.trie.root(), 0};
-  if (!space.dropping && hint.has_value()) {
+  if (space.is_usable() && hint.has_value()) {
     if (hint->blocks == 0) return *hint;
     const std::optional<trie::BlockInfo> last = space.trie.Get(hint->node);
     if (last.has_value() && !last->dead && last->key == keys->At(hint->blocks - 1)) return *hint;
   }
   state->blocks.clear();
-  if (space.dropping) return nothing;
+  if (!space.is_usable()) return nothing;
   return FindBlocks(space, max_blocks, now, false, keys, state).value_or(nothing);
 }
 

@@ -13,6 +13,9 @@
 namespace kvstrata::core::engine {
 namespace {
 
+// Blocks that are taken out under one hold of the lock: lookups wait for tens of microseconds.
+constexpr uint64_t kSweepBatch = 64;
+
 plan::LayoutFacts FactsOf(const layout::Layout& layout) {
   plan::LayoutFacts facts;
   facts.block_tokens = layout.block_tokens();
@@ -191,7 +194,6 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
   base::MutexLock admin(admin_mutex_);
   const absl::StatusOr<format::NamespaceId> life = NewLife();
   if (!life.ok()) return life.status();
-  std::vector<Removal> removals;
   // With others, what counts is the life on which all agree: changed first, and the drop is done.
   const bool shared = options_.storage->marks() != nullptr;
   if (shared) {
@@ -199,15 +201,12 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
   }
   {
     base::MutexLock lock(mutex_);
-    name_space->dropping = true;  // puts on their way fail, lookups find nothing
-    DetachBlock(*name_space, name_space->trie.root(), &removals);
-    if (!shared) {
-      events_.Add({EventKind::kNamespaceDropped, 0, name_space->life, name_space->trie.root_key().digest, 0, 0});
-    }
+    name_space->dropping = true;  // from here on it is empty for everybody
+    if (!shared) name_space->sweeping = name_space->life;
   }
   // Removed first, since the record below may need their space. A crash in between leaves a part of the namespace, as
   // if the rest had been evicted: the drop has not returned yet.
-  RunRemovals(removals);
+  Sweep(*name_space);
   absl::Status status = WriteNamespaceRecord(*name_space, *life);
   {
     // What is stored from now on belongs to the life that is written down, whether that is known to be durable or not.
@@ -219,33 +218,59 @@ absl::Status Cache::DropNamespace(const std::shared_ptr<NameSpace>& name_space) 
   return shared ? absl::OkStatus() : status;
 }
 
+bool Cache::SweepSome(NameSpace& name_space, std::vector<Removal>* removals) {
+  if (!name_space.sweeping.has_value()) return true;
+  const base::Digest128& root = name_space.trie.root_key().digest;
+  DetachBlock(name_space, name_space.trie.root(), removals, kSweepBatch);
+  if (name_space.trie.block_count() > 0) return false;
+  events_.Add({EventKind::kNamespaceDropped, 0, *name_space.sweeping, root, 0, 0});
+  name_space.sweeping.reset();
+  if (options_.read_only) TakeOverAll(name_space.trie.root_key());
+  return true;
+}
+
+void Cache::Sweep(NameSpace& name_space) {
+  for (bool done = false; !done;) {
+    std::vector<Removal> removals;
+    {
+      base::MutexLock lock(mutex_);
+      done = SweepSome(name_space, &removals);
+    }
+    RunRemovals(removals);
+  }
+}
+
 absl::StatusOr<uint64_t> Cache::PurgeForeign() {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
   if (options_.read_only) return base::MakeStatus(base::Code::kReadOnly, "cache", "opened read-only");
   base::MutexLock admin(admin_mutex_);
   std::vector<Removal> removals;
+  std::vector<std::shared_ptr<NameSpace>> purged;
   uint64_t bytes = 0;
   {
     base::MutexLock lock(mutex_);
-    for (auto it = namespaces_.begin(); it != namespaces_.end();) {
-      NameSpace& space = *it->second;
+    for (const auto& [root, shared] : namespaces_) {
+      NameSpace& space = *shared;
       // A match or writer may still use a namespace whose handle has gone.
-      if (space.handles > 0 || it->second.use_count() > 1) {
-        ++it;
-        continue;
-      }
+      if (space.handles > 0 || shared.use_count() > 1) continue;
       bytes += space.trie.bytes() + space.snapshots.bytes() + space.record_bytes;
       // The record itself goes first: what a crash leaves behind then belongs to no namespace and is removed at open.
       const storage::Key key{format::MakeRecordKey(format::RecordKind::kNamespace, space.trie.root_key())};
       row_bytes_ += space.record_bytes;
       other_bytes_ -= space.record_bytes;
       if (space.record_bytes > 0) CountRemoval(RecordClass::kRows, key, space.record_bytes, &removals);
-      events_.Add({EventKind::kNamespaceDropped, 0, space.life, space.trie.root_key().digest, 0, 0});
-      DetachBlock(space, space.trie.root(), &removals);
-      it = namespaces_.erase(it);
+      space.record_bytes = 0;
+      space.dropping = true;
+      space.sweeping = space.LifeOfBlocks();
+      purged.push_back(shared);
     }
   }
   RunRemovals(removals);
+  for (const std::shared_ptr<NameSpace>& space : purged) {
+    Sweep(*space);
+    base::MutexLock lock(mutex_);
+    namespaces_.erase(space->trie.root_key().digest);
+  }
   return bytes;
 }
 

@@ -30,7 +30,7 @@ absl::StatusOr<std::unique_ptr<Pin>> Pin::Create(const Match& match) {
   pin->first_block_ = pin->end_block_ = plan.read_blocks_from;
   {
     base::MutexLock lock(state.cache->mutex());
-    if (state.name_space->dropping || state.name_space->life != state.life) return pin;
+    if (!state.name_space->is_usable() || state.name_space->life != state.life) return pin;
   }
   while (pin->end_block_ < plan.read_blocks_to) {
     if (!pin->Add(RunOf(state, pin->end_block_), plan.read_blocks_to)) break;

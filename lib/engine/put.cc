@@ -104,7 +104,7 @@ bool Cache::PinParent(Put& put) {
 
 bool Cache::EnterIndex(Put& put) {
   NameSpace& space = *put.name_space;
-  if (space.dropping || space.life != put.identity.name_space) return false;
+  if (!space.is_usable() || space.life != put.identity.name_space) return false;
   if (put.parent != nullptr && !put.parent->stored) return false;
   if (put.coded) space.has_coded = true;
   const uint64_t depth = put.identity.position / space.facts.block_tokens;

@@ -246,7 +246,7 @@ void RestorePlan::Run() {
   const auto begin = std::chrono::steady_clock::now();
   {
     base::MutexLock lock(match_->cache->mutex());
-    if (match_->name_space->dropping || match_->name_space->life != match_->life) {
+    if (!match_->name_space->is_usable() || match_->name_space->life != match_->life) {
       usable_blocks_ = 0;
       unusable_snapshots_.assign(unusable_snapshots_.size(), true);
       plan_ = match_->MakePlan(0, 0, unusable_snapshots_, plan::Reason::kEvicted);

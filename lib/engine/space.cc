@@ -263,7 +263,8 @@ void Cache::ForgetSnapshot(NameSpace& name_space, const base::BlockDigest& bound
   if (ForgetOtherSnapshot(key, snapshot.bytes)) return;
   CountRemoval(RecordClass::kSnapshot, key, snapshot.bytes, removals);
   stats_.snapshots_removed += 1;
-  events_.Add({EventKind::kSnapshotRemoved, 0, name_space.life, boundary.digest, snapshot.position, snapshot.bytes});
+  events_.Add(
+      {EventKind::kSnapshotRemoved, 0, name_space.LifeOfBlocks(), boundary.digest, snapshot.position, snapshot.bytes});
 }
 
 // A block that has left the trie leaves the storage, too, with its snapshots; of a run, with the first block.
@@ -282,11 +283,11 @@ void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std
                  removals);
   }
   stats_.blocks_removed += 1;
-  events_.Add(
-      {EventKind::kBlockRemoved, 0, name_space.life, block.key.digest, name_space.BlockEnd(block.depth), share});
+  events_.Add({EventKind::kBlockRemoved, 0, name_space.LifeOfBlocks(), block.key.digest,
+               name_space.BlockEnd(block.depth), share});
 }
 
-void Cache::DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals) {
+void Cache::DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals, uint64_t most) {
   // The root is no block, but what hangs on it goes with it.
   if (node == name_space.trie.root()) {
     name_space.snapshots.RemoveAt(node, [&](const trie::SnapshotInfo& snapshot) {
@@ -294,7 +295,7 @@ void Cache::DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<R
     });
   }
   const auto on_block = [&](const trie::BlockInfo& block) { ForgetBlock(name_space, block, removals); };
-  name_space.trie.DetachSubtree(node, on_block).status().IgnoreError();
+  name_space.trie.DetachSubtree(node, on_block, most).status().IgnoreError();
 }
 
 void Cache::DetachSnapshot(NameSpace& name_space, trie::SnapshotRef snapshot, std::vector<Removal>* removals) {

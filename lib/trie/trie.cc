@@ -389,29 +389,31 @@ absl::StatusOr<BlockInfo> Trie::Remove(NodeRef leaf) {
   return info;
 }
 
-absl::StatusOr<uint64_t> Trie::DetachSubtree(NodeRef node, const Visitor& on_removed) {
+absl::StatusOr<uint64_t> Trie::DetachSubtree(NodeRef node, const Visitor& on_removed, uint64_t most) {
   if (!IsLive(node)) return Gone("node");
   if (node == root()) {
     uint64_t removed = 0;
-    while (nodes_[0].has_children) removed += DetachOne(nodes_[0].child_or_heap, on_removed);
+    while (nodes_[0].has_children && removed < most) {
+      removed += DetachOne(nodes_[0].child_or_heap, most - removed, on_removed);
+    }
     return removed;
   }
-  return DetachOne(node.index, on_removed);
+  return DetachOne(node.index, most, on_removed);
 }
 
-// Post-order without a stack: go down to a leaf, drop it, go on from its parent.
-uint64_t Trie::DetachOne(uint32_t top, const Visitor& on_removed) {
+// Post-order without a stack: go down to a leaf, drop it, go on from its parent, which may then be a leaf.
+uint64_t Trie::DetachOne(uint32_t top, uint64_t most, const Visitor& on_removed) {
   const uint32_t above = nodes_[top].up();
   uint64_t removed = 0;
-  for (uint32_t i = top;;) {
+  uint32_t i = top;
+  while (removed < most && i != above) {
     while (nodes_[i].has_children) i = nodes_[i].child_or_heap;
     const uint32_t parent = nodes_[i].up();
     DropNode(i, on_removed);
     ++removed;
-    if (i == top) break;
     i = parent;
   }
-  HeapUpdate(above);
+  HeapUpdate(i);
   return removed;
 }
 
@@ -455,7 +457,7 @@ uint64_t Trie::SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_
     const Node& node = nodes_[index];
     if (node.state != kLive) continue;
     if (HasExpired(node.expiry(), now) && node.pins == 0) {
-      removed += DetachOne(index, on_removed);  // I5: nothing below it is pinned
+      removed += DetachOne(index, UINT64_MAX, on_removed);  // I5: nothing below it is pinned
     } else {
       round_expiry_ = EarlierExpiry(round_expiry_, node.expiry());
     }

@@ -239,8 +239,9 @@ class Trie {
   absl::StatusOr<BlockInfo> Remove(NodeRef leaf);
   // Removes a block with all descendants at once (the root: everything below it). Children come before their parents.
   // on_removed sees each; those with pins > 0 are dead from now on, and Release will tell when their space is free.
-  // Returns the number of blocks removed. Error: kNotFound (gone or dead).
-  absl::StatusOr<uint64_t> DetachSubtree(NodeRef node, const Visitor& on_removed = nullptr);
+  // Removes `most` of them at most: what is left is a subtree still. Returns the number of blocks removed. Error:
+  // kNotFound (gone or dead).
+  absl::StatusOr<uint64_t> DetachSubtree(NodeRef node, const Visitor& on_removed = nullptr, uint64_t most = UINT64_MAX);
   // Looks at up to `max_slots` slots, going round from call to call, and detaches what has expired by `now`, with its
   // descendants; not what is pinned. Costs nothing while nothing can have expired. Returns the number of blocks
   // removed.
@@ -362,7 +363,7 @@ class Trie {
   void HeapErase(uint32_t index);
 
   void DropNode(uint32_t index, const Visitor& on_removed);
-  uint64_t DetachOne(uint32_t top, const Visitor& on_removed);
+  uint64_t DetachOne(uint32_t top, uint64_t most, const Visitor& on_removed);
   void Unpin(uint32_t index, const Visitor& on_freed);
 
   absl::Status ValidateNode(uint32_t index) const;

@@ -231,6 +231,7 @@ absl::Status FaultyStorage::Remove(const storage::Key& key) {
     base::MutexLock lock(mutex_);
     if (absl::Status status = CheckFault(StorageCall::kRemove); !status.ok()) return status;
   }
+  if (before_remove_) before_remove_();
   return inner_->Remove(key);
 }
 

@@ -45,6 +45,9 @@ class FaultyStorage final : public core::storage::Storage {
   // What is left on the medium, instead of what the inner one says. Before it is used.
   void ReportFree(std::function<uint64_t()> free_bytes) { free_bytes_ = std::move(free_bytes); }
 
+  // Called with each Remove, before it is done. Set while none is under way.
+  void BeforeRemove(std::function<void()> call) { before_remove_ = std::move(call); }
+
   // Completions come from a thread of their own, in random order.
   void CompleteAtRandom(bool at_random);
   // Completions are withheld until Release.
@@ -100,6 +103,7 @@ class FaultyStorage final : public core::storage::Storage {
   const std::shared_ptr<core::storage::Storage> inner_;
   const bool close_inner_;
   std::function<uint64_t()> free_bytes_;
+  std::function<void()> before_remove_;
   std::optional<core::storage::Capabilities> claimed_;
   mutable core::base::Mutex mutex_;
   core::base::CondVar changed_;

@@ -86,6 +86,32 @@ TEST_CASE("a dropped namespace is empty at once, and stays usable") {
   store.CheckAccounts(/*idle=*/false);
 }
 
+TEST_CASE("a drop of many thousand blocks is there at once, and lets lookups in while it takes them out") {
+  Store store(RowsLayout(), 32 << 20);
+  store.options.max_blocks = 20'000;
+  store.Open();
+  // A hundred prompts of a hundred blocks, in runs of 64 and 36.
+  StoreOptions at_once;
+  at_once.chunk = 400;
+  for (uint64_t i = 0; i < 100; ++i) store.StorePrompt(MakeTokens(400, i), at_once);
+  REQUIRE(store.stats().held_blocks == 10'000);
+  const Tokens tokens = MakeTokens(400, 7);
+  REQUIRE(store.RestoredTokens(tokens) == 396);
+  uint64_t removals = 0, left_at_first = 0;
+  store.faults().BeforeRemove([&] {
+    if (++removals == 1) left_at_first = store.stats().held_blocks;
+    if (removals % 50 == 1) CHECK(store.Lookup(tokens)->plan().usable_tokens == 0);
+  });
+  REQUIRE(store.cache().DropNamespace(store.space()).ok());
+  CHECK(removals == 200);
+  CHECK(left_at_first > 9'900);
+  CHECK(store.stats().held_blocks == 0);
+  store.faults().BeforeRemove(nullptr);
+  store.StorePrompt(tokens);
+  CHECK(store.RestoredTokens(tokens) == 396);
+  store.CheckAccounts();
+}
+
 TEST_CASE("a namespace that fills the store can be dropped") {
   Store store(RowsLayout());
   store.options.io_timeout_ms = 2000;

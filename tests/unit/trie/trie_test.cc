@@ -344,6 +344,27 @@ TEST_CASE("detaching drops the subtree at once and tells children before parents
   CHECK(f.trie.Validate().ok());
 }
 
+TEST_CASE("a subtree that is detached in parts is a subtree after each, and its new leaves can be evicted") {
+  Fixture f;
+  const auto chain = f.AddChain(f.trie.root(), 0, 6);
+  f.AddChain(chain[2], 100, 5);
+  f.AddChain(f.trie.root(), 200, 3);
+  REQUIRE(f.trie.Lease(chain[3]).ok());
+  uint64_t left = 14;
+  for (const uint64_t most : {0u, 1u, 4u, 3u, 5u}) {
+    CAPTURE(most);
+    CHECK(*f.trie.DetachSubtree(f.trie.root(), nullptr, most) == most);
+    left -= most;
+    CHECK(f.trie.block_count() == left);
+    CHECK(f.trie.ColdestLeaf().has_value() == (left > 1));  // the last one is above the leased one
+    CHECK(f.trie.Validate().ok());
+  }
+  CHECK(*f.trie.DetachSubtree(f.trie.root(), nullptr, 5) == 1);
+  REQUIRE(f.trie.Release(chain[3]).ok());
+  CHECK(f.trie.dead_count() == 0);
+  CHECK(f.trie.Validate().ok());
+}
+
 TEST_CASE("a leased block that is detached is dead until its release, and its ancestors stay pinned") {
   Fixture f;
   const auto chain = f.AddChain(f.trie.root(), 0, 4);
