@@ -3,6 +3,8 @@
 
 #include <new>
 
+#include "lib/base/checksum_functions.h"
+
 // Inlined, because the state is held by value: its size must be the one this file was compiled with, not the one of
 // whatever shared library is found at run time.
 #define XXH_INLINE_ALL
@@ -16,10 +18,22 @@ uint64_t SeedOf(uint64_t sequence) { return sequence * kSequenceMultiplier; }
 XXH3_state_t* State(std::byte* bytes) { return std::launder(reinterpret_cast<XXH3_state_t*>(bytes)); }
 const XXH3_state_t* State(const std::byte* bytes) { return std::launder(reinterpret_cast<const XXH3_state_t*>(bytes)); }
 
+uint64_t Whole(const std::byte* bytes, size_t size, uint64_t seed) { return XXH3_64bits_withSeed(bytes, size, seed); }
+
+void Update(std::byte* state, const std::byte* bytes, size_t size) {
+  XXH3_64bits_update(State(state), bytes, size);
+}
+
+const ChecksumFunctions& Functions() {
+  static constexpr ChecksumFunctions kPlain{&Whole, &Update};
+  static const ChecksumFunctions* const kBest = ChecksumAvx2() != nullptr ? ChecksumAvx2() : &kPlain;
+  return *kBest;
+}
+
 }  // namespace
 
 uint64_t Checksum(ByteView bytes, uint64_t sequence) {
-  return XXH3_64bits_withSeed(bytes.data(), bytes.size(), SeedOf(sequence));
+  return Functions().whole(bytes.data(), bytes.size(), SeedOf(sequence));
 }
 
 Checksummer::Checksummer(uint64_t sequence) {
@@ -30,7 +44,7 @@ Checksummer::Checksummer(uint64_t sequence) {
 }
 
 void Checksummer::Update(ByteView bytes) {
-  if (!bytes.empty()) XXH3_64bits_update(State(state_), bytes.data(), bytes.size());
+  if (!bytes.empty()) Functions().update(state_, bytes.data(), bytes.size());
 }
 
 uint64_t Checksummer::Finish() const { return XXH3_64bits_digest(State(state_)); }
