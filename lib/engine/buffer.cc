@@ -2,11 +2,11 @@
 #include "lib/engine/buffer.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "lib/base/checked.h"
+#include "lib/base/copy.h"
 #include "lib/base/status.h"
 
 namespace kvstrata::core::engine {
@@ -178,9 +178,9 @@ absl::Status Buffer::Scatter(const RowRange& range, const std::byte* rows) const
   const absl::StatusOr<std::vector<CopyRun>> runs = Runs(range, 0);
   if (!runs.ok()) return runs.status();
   for (const CopyRun& run : *runs) {
-    for (uint64_t i = 0; i < run.count && run.bytes > 0; ++i) {  // an empty state may have no memory at all
-      std::memcpy(desc_.base + run.memory_offset + i * run.memory_stride, rows + run.host_offset + i * run.host_stride,
-                  run.bytes);
+    for (uint64_t i = 0; i < run.count; ++i) {
+      base::CopyPastCaches(desc_.base + run.memory_offset + i * run.memory_stride,
+                           rows + run.host_offset + i * run.host_stride, run.bytes);
     }
   }
   return absl::OkStatus();
@@ -190,9 +190,9 @@ absl::Status Buffer::Gather(const RowRange& range, std::byte* rows) const {
   const absl::StatusOr<std::vector<CopyRun>> runs = Runs(range, 0);
   if (!runs.ok()) return runs.status();
   for (const CopyRun& run : *runs) {
-    for (uint64_t i = 0; i < run.count && run.bytes > 0; ++i) {  // an empty state may have no memory at all
-      std::memcpy(rows + run.host_offset + i * run.host_stride, desc_.base + run.memory_offset + i * run.memory_stride,
-                  run.bytes);
+    for (uint64_t i = 0; i < run.count; ++i) {
+      base::CopyBytes(rows + run.host_offset + i * run.host_stride,
+                      desc_.base + run.memory_offset + i * run.memory_stride, run.bytes);
     }
   }
   return absl::OkStatus();

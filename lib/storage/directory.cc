@@ -7,6 +7,7 @@
 #include <cerrno>
 #include <system_error>
 
+#include "lib/base/copy.h"
 #include "lib/base/status.h"
 
 namespace kvstrata::core::storage {
@@ -93,7 +94,7 @@ size_t Gather::CopyTo(base::MutableBytes to) {
   while (copied < to.size() && !pieces_.empty()) {
     const base::ByteView rest = pieces_[0].subspan(skip_);
     const size_t count = std::min(rest.size(), to.size() - copied);
-    std::copy_n(rest.begin(), count, to.begin() + static_cast<ptrdiff_t>(copied));
+    base::CopyBytes(to.data() + copied, rest.data(), count);
     copied += count;
     skip_ += count;
     if (count < rest.size()) break;

@@ -3,12 +3,12 @@
 #include "lib/storage/tiered.h"
 
 #include <algorithm>
-#include <cstring>
 #include <new>
 #include <string>
 #include <utility>
 
 #include "absl/hash/hash.h"
+#include "lib/base/copy.h"
 #include "lib/base/status.h"
 #include "lib/storage/quiet_thread.h"
 #include "lib/storage/request_check.h"
@@ -187,7 +187,7 @@ Result TieredStorage::RunGet(const Get& get, const std::shared_ptr<TierRecord>& 
   absl::Status status = CheckRange(get.offset, get.destination.size(), record->bytes());
   if (!status.ok()) return {std::move(status), 0};
   const base::ByteView range = record->payload().subspan(static_cast<size_t>(get.offset), get.destination.size());
-  if (!range.empty()) std::memcpy(get.destination.data(), range.data(), range.size());
+  base::CopyBytes(get.destination.data(), range.data(), range.size());
   base::MutexLock lock(mutex_);
   ++stats_.hits;
   stats_.hit_bytes += range.size();
@@ -402,8 +402,11 @@ std::shared_ptr<TierRecord> TieredStorage::MakeRecord(uint64_t bytes, base::Byte
 std::shared_ptr<TierRecord> TieredStorage::CopyOf(const Put& put) {
   std::shared_ptr<TierRecord> record = MakeRecord(PayloadBytes(put).value_or(UINT64_MAX), put.meta);
   if (record == nullptr) return nullptr;
-  auto to = record->room().begin();
-  for (const base::ByteView part : put.parts) to = std::ranges::copy(part, to).out;
+  std::byte* to = record->room().data();
+  for (const base::ByteView part : put.parts) {
+    base::CopyPastCaches(to, part.data(), part.size());
+    to += part.size();
+  }
   return record;
 }
 

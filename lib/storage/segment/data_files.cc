@@ -10,6 +10,7 @@
 #include <limits>
 #include <utility>
 
+#include "lib/base/copy.h"
 #include "lib/base/status.h"
 #include "lib/storage/descriptor.h"
 #include "lib/storage/segment/log_files.h"
@@ -298,7 +299,7 @@ absl::Status DataFiles::ReadDirect(Segment& segment, uint64_t offset, base::Muta
     const base::MutableBytes units = buffer.bytes().first(RoundUp(before + here));
     absl::Status status = ReadFully(directory_, segment.fd, segment.name.c_str(), units, offset - before);
     if (!status.ok()) return status;
-    std::copy_n(units.begin() + static_cast<ptrdiff_t>(before), here, to.begin());
+    base::CopyBytes(to.data(), units.data() + before, here);
     to = to.subspan(here);
     offset += here;
   }
