@@ -13,8 +13,12 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// Reads in flight of one restore. Eight keep a drive busy at these sizes (limits: queue depth 8 reaches its rate).
-constexpr size_t kReadsInFlight = 8;
+// Reads in flight of one restore, and their bytes. Eight of a MiB keep a drive busy (limits 1.2); the rest is for what
+// has come and waits its turn, since they are used in order, or for a worker that has to wait for a processor.
+constexpr size_t kReadsInFlight = 24;
+constexpr uint64_t kBytesInFlight = 16u << 20;
+// How much is proven before it is moved: what a core's second cache holds beside other things.
+constexpr uint64_t kProvenBytes = 128u << 10;
 // How soon a cancel or a close ends a restore whose storage does not answer.
 constexpr std::chrono::milliseconds kStopCheck(20);
 
@@ -445,9 +449,25 @@ absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* recor
   return absl::OkStatus();
 }
 
-// Proves what one stream has of each block, decodes it where it is coded, then moves all of it to its destination.
+// Some blocks of one stream at a time, so that they are moved out of the cache that their checksums have brought them
+// into; to a device in one piece.
 absl::Status RestorePlan::UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
                                   base::MutableBytes scratch, Fault* fault) {
+  const SliceTable& table = record.table;
+  const uint64_t block_bytes = std::max<uint64_t>(1, table.slices[part.slice].bytes);
+  const uint64_t step = destinations_.device() >= 0 ? part.to - part.from : 1 + kProvenBytes / block_bytes;
+  for (uint64_t from = part.from; from < part.to; from += step) {
+    const ReadPart piece{part.slice, from, std::min(part.to, from + step), 0};
+    const base::MutableBytes stored = bytes.subspan(table.StoredBytes(part.slice, part.from, from),
+                                                    table.StoredBytes(part.slice, piece.from, piece.to));
+    if (absl::Status status = UsePiece(record, piece, stored, scratch, fault); !status.ok()) return status;
+  }
+  return absl::OkStatus();
+}
+
+// Proves what one stream has of each block, decodes it where it is coded, then moves all of it to its destination.
+absl::Status RestorePlan::UsePiece(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+                                   base::MutableBytes scratch, Fault* fault) {
   const SliceTable& table = record.table;
   const auto at_fault = [&](uint64_t block, absl::Status status) {
     // The record stays, for the blocks before it.
@@ -543,16 +563,22 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
     return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, fault, std::move(status)};
   };
   const uint64_t io_timeout_ms = match_->cache->options().io_timeout_ms;
+  // Others want staging memory, too.
+  const uint64_t most_bytes = std::min(kBytesInFlight, match_->cache->staging()->capacity() / 2);
+  uint64_t bytes_in_flight = 0;
   size_t next = 0;
   const auto fill = [&](bool may_wait) -> std::optional<Failure> {
     while (next < count && in_flight.size() < kReadsInFlight) {
       Read read = make(next);
+      const uint64_t bytes = read.bytes + read.scratch_bytes;
+      if (!in_flight.empty() && bytes_in_flight + bytes > most_bytes) break;
       const Deadline deadline = std::min(deadline_, DeadlineAfterMs(io_timeout_ms));
       const bool waits = may_wait && in_flight.empty();
       absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, waits, deadline);
       // What is in flight, or being used, gives its memory back first.
       if (base::CodeOf(operation.status()) == base::Code::kBusy && !waits) break;
       if (!operation.ok()) return fail(read, read.fault, operation.status());
+      bytes_in_flight += bytes;
       in_flight.push_back({std::move(read), *std::move(operation), deadline});
       ++next;
     }
@@ -567,6 +593,7 @@ std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const st
     if (!waited.ok()) return fail(in_flight.front().read, in_flight.front().read.fault, StorageFailure(waited));
     const InFlight done = std::move(in_flight.front());
     in_flight.pop_front();
+    bytes_in_flight -= done.read.bytes + done.read.scratch_bytes;
     // The next read is on its way while this one's bytes are proven and moved: the drive is not to wait for that.
     if (auto failure = fill(/*may_wait=*/false); failure.has_value()) return failure;
     {

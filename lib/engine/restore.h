@@ -125,6 +125,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
                        base::MutableBytes scratch, Fault* fault);
   absl::Status UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
                        base::MutableBytes scratch, Fault* fault);
+  absl::Status UsePiece(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+                        base::MutableBytes scratch, Fault* fault);
   absl::Status WritePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes rows);
   void ReadUsed(const std::vector<SourceRecord>& records, const std::vector<RecordRead>& reads, size_t used);
   // `used` is told of each read once its bytes have been used, in order.

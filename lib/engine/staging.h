@@ -5,7 +5,7 @@
 //
 // Invariants:
 //   I1  The sizes of all live buffers add up to at most `capacity`.
-//   I2  Memory is held only while a buffer lives: an idle cache holds none.
+//   I2  Memory of an allocator is held only while a buffer lives; of its own, an idle cache holds 16 MiB at most.
 // Rule for users, which keeps the pool free of deadlock: block in Acquire only while holding no other buffer of the
 // pool; with one in hand, TryAcquire.
 #pragma once

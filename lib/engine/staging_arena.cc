@@ -15,7 +15,7 @@ constexpr uint64_t kMaxArenaBytes = uint64_t{1} << 30;
 
 }  // namespace
 
-StagingArena::StagingArena(uint64_t bytes) : arena_(std::min(bytes, kMaxArenaBytes)) {}
+StagingArena::StagingArena(uint64_t bytes) : arena_(std::min(bytes, kMaxArenaBytes), kKeptBytes) {}
 
 std::byte* StagingArena::Allocate(uint64_t bytes, uint64_t alignment) {
   std::byte* const placed = bytes >= kSmallBytes && alignment <= kPageBytes ? arena_.Take(bytes) : nullptr;

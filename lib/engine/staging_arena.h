@@ -21,6 +21,10 @@ namespace kvstrata::core::engine {
 
 class StagingArena final : public Allocator {
  public:
+  // What one restore reads into. Stays while nothing lies in it: to have it cleared anew took a restore of 230 MB a
+  // twentieth of its time.
+  static constexpr uint64_t kKeptBytes = 16u << 20;
+
   // Room for buffers of `bytes` together.
   explicit StagingArena(uint64_t bytes);
 

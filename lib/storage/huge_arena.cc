@@ -18,8 +18,11 @@ uint64_t PagesOf(uint64_t bytes) { return bytes / kPageBytes + (bytes % kPageByt
 
 }  // namespace
 
-HugeArena::HugeArena(uint64_t bytes)
-    : pages_(static_cast<uint32_t>(PagesOf(std::min(bytes, kMaxBytes)))), free_(pages_) {
+HugeArena::HugeArena(uint64_t bytes, uint64_t keep_bytes)
+    : pages_(static_cast<uint32_t>(PagesOf(std::min(bytes, kMaxBytes)))),
+      kept_pages_(static_cast<uint32_t>(
+          std::min<uint64_t>(pages_, keep_bytes / kHugePageBytes * (kHugePageBytes / kPageBytes)))),
+      free_(pages_) {
   base::MutexLock lock(mutex_);
   free_.Give(0, pages_);
 }
@@ -47,6 +50,15 @@ void HugeArena::Unmap() {
   munmap(mapping_, pages_ * kPageBytes + kHugePageBytes);
   mapping_ = nullptr;
   begin_ = nullptr;
+  touched_ = 0;
+}
+
+void HugeArena::Trim() {
+  if (kept_pages_ == 0) return Unmap();
+  if (touched_ > kept_pages_) {
+    madvise(begin_ + kept_pages_ * kPageBytes, (touched_ - kept_pages_) * kPageBytes, MADV_DONTNEED);
+  }
+  touched_ = std::min(touched_, kept_pages_);
 }
 
 std::byte* HugeArena::Take(uint64_t bytes) {
@@ -58,6 +70,7 @@ std::byte* HugeArena::Take(uint64_t bytes) {
   const std::optional<uint32_t> first = free_.Find(static_cast<uint32_t>(pages), 0);
   if (!first.has_value()) return nullptr;
   free_.Take(*first, static_cast<uint32_t>(pages));
+  touched_ = std::max(touched_, *first + static_cast<uint32_t>(pages));
   return begin_ + *first * kPageBytes;
 }
 
@@ -66,7 +79,7 @@ bool HugeArena::Give(std::byte* memory, uint64_t bytes) {
   if (mapping_ == nullptr || memory < begin_ || memory >= begin_ + pages_ * kPageBytes) return false;
   free_.Give(static_cast<uint32_t>(static_cast<uint64_t>(memory - begin_) / kPageBytes),
              static_cast<uint32_t>(PagesOf(bytes)));
-  if (free_.free_units() == pages_) Unmap();
+  if (free_.free_units() == pages_) Trim();
   return true;
 }
 

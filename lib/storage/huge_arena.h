@@ -3,7 +3,8 @@
 // from the system where it is touched.
 //
 // Invariants:
-//   I1. It holds memory only while something lies in it; else it keeps a map of half a byte for each page of 4 KiB.
+//   I1. While nothing lies in it, it holds at most what it was told to keep, and a map of half a byte for each page of
+//       4 KiB.
 //   I2. What lies in it never exceeds its size.
 //   I3. Places begin at a page's boundary, and no page of 4 KiB belongs to two of them.
 //
@@ -20,8 +21,9 @@ namespace kvstrata::core::storage {
 
 class HugeArena {
  public:
-  // Room for `bytes`, rounded up to a page of 4 KiB and down to 8 TiB.
-  explicit HugeArena(uint64_t bytes);
+  // Room for `bytes`, rounded up to a page of 4 KiB and down to 8 TiB. Its first `keep_bytes`, rounded down to a huge
+  // page, stay once they have been touched: the system clears a huge page each time that it gives one out.
+  explicit HugeArena(uint64_t bytes, uint64_t keep_bytes = 0);
   ~HugeArena();
   HugeArena(const HugeArena&) = delete;
   HugeArena& operator=(const HugeArena&) = delete;
@@ -34,12 +36,17 @@ class HugeArena {
  private:
   bool Map() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Unmap() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Gives back to the system what is not kept.
+  void Trim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const uint32_t pages_;
+  const uint32_t kept_pages_;
   base::Mutex mutex_;
   void* mapping_ ABSL_GUARDED_BY(mutex_) = nullptr;
   // Its first huge page's beginning.
   std::byte* begin_ ABSL_GUARDED_BY(mutex_) = nullptr;
+  // Behind the last page that may have been touched.
+  uint32_t touched_ ABSL_GUARDED_BY(mutex_) = 0;
   SpaceMap free_ ABSL_GUARDED_BY(mutex_);
 };
 
