@@ -576,8 +576,8 @@ bool PageIdsValid(const kvstrata_move_args& a) {
 
 int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out, Checks checks) {
   if (const int32_t status = ReadStruct(in, out); status != kOk) return status;
-  if (!TypeValid(out.weight_type) || (out.flags & ~uint32_t{KVSTRATA_KERNELS_PROJECT_ROUND_BF16}) != 0 ||
-      !Reserved(out.reserved0)) {
+  if (!TypeValid(out.weight_type) || !TypeValid(out.x_type) || !Reserved(out.reserved0) || !Reserved(out.reserved1) ||
+      (out.flags & ~uint32_t{KVSTRATA_KERNELS_PROJECT_ROUND_BF16}) != 0) {
     return kInvalidArgument;
   }
   if (!FixStride(out.tokens, out.inputs, out.x_stride)) return kInvalidArgument;
@@ -586,7 +586,9 @@ int32_t Prepare(const kvstrata_project_args* in, kvstrata_project_args& out, Che
   if (out.tokens == 0 || out.outputs == 0 || checks == Checks::kShapesOnly) return kOk;
   if (!IsFloats(out.y)) return kInvalidArgument;
   if (out.inputs == 0) return kOk;
-  if (!IsFloats(out.x) || !Aligned(out.weights, TypeAlign(out.weight_type))) return kInvalidArgument;
+  if (!Aligned(out.x, TypeAlign(out.x_type)) || !Aligned(out.weights, TypeAlign(out.weight_type))) {
+    return kInvalidArgument;
+  }
   return kOk;
 }
 

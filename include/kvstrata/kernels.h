@@ -617,10 +617,10 @@ typedef struct kvstrata_move_args {
 
 enum { KVSTRATA_KERNELS_PROJECT_ROUND_BF16 = 1 /* round each output to bf16 */ };
 
-/* project: y[n][o] = sum_k x[n][k] * weights[o][k], fp32. The order of summation is part of the contract of the
- * reference and cpu levels: 16 lanes, lane l adds the products k = l, l+16, l+32, ... in ascending order (product
- * rounded, then added), then lane l gets lane l+8 added for l < 8, l+4 for l < 4, l+2 for l < 2, and lane 1 is added
- * to lane 0. So an output depends on nothing but its own row and weights. */
+/* project: y[n][o] = sum_k x[n][k] * weights[o][k], fp32; BF16 inputs and weights are widened exactly. The order of
+ * summation is part of the contract of the reference and cpu levels: 16 lanes, lane l adds the products k = l, l+16,
+ * l+32, ... in ascending order (product rounded, then added), then lane l gets lane l+8 added for l < 8, l+4 for l < 4,
+ * l+2 for l < 2, and lane 1 is added to lane 0. So an output depends on nothing but its own row and weights. */
 typedef struct kvstrata_project_args {
   uint32_t struct_size;
   int32_t weight_type; /* F32 or BF16 */
@@ -629,7 +629,7 @@ typedef struct kvstrata_project_args {
   uint64_t tokens;
   uint64_t inputs;
   uint64_t outputs;
-  const float* x; /* [tokens][inputs] */
+  const float* x; /* [tokens][inputs] of x_type; the pointer's own type is that of F32 */
   uint64_t x_stride;
   const void* weights; /* [outputs][inputs] */
   uint64_t weight_stride;
@@ -637,6 +637,8 @@ typedef struct kvstrata_project_args {
   uint64_t y_stride;
   void* workspace;
   uint64_t workspace_bytes;
+  int32_t x_type; /* F32 or BF16 */
+  uint32_t reserved1;
 } kvstrata_project_args;
 
 /* ---------------------------------------------------------------------------------------------------------------

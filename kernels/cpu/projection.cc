@@ -16,6 +16,7 @@
 #include "kernels/arguments.h"
 #include "kernels/cpu/level.h"
 #include "kernels/cpu/targets-inl.h"
+#include "kernels/reference/functions.h"
 #include "kernels/reference/scalar.h"
 // After targets-inl.h, whose toggle it follows.
 #include "kernels/cpu/formats-inl.h"
@@ -287,9 +288,11 @@ void ProjectAll(const kvstrata_project_args& a) {
   }
 }
 
-int32_t Project(const kvstrata_project_args* args, void*) {
+int32_t Project(const kvstrata_project_args* args, void* stream) {
   kvstrata_project_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
+  // Loops over floats alone: what is projected on a CPU comes from a normalisation, which gives floats.
+  if (a.x_type == KVSTRATA_KERNELS_BF16) return reference::Project(args, stream);
   if (a.weight_type == KVSTRATA_KERNELS_BF16) {
     ProjectAll<uint16_t>(a);
   } else {

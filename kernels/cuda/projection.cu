@@ -86,7 +86,7 @@ int32_t ProjectWorkspaceBytes(const kvstrata_project_args* args, uint64_t* out_b
 int32_t Project(const kvstrata_project_args* args, void* stream) {
   kvstrata_project_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
-  const Multiply kernel{{const_cast<float*>(a.x), KVSTRATA_KERNELS_F32},
+  const Multiply kernel{{const_cast<float*>(a.x), a.x_type},
                         {const_cast<void*>(a.weights), a.weight_type},
                         a.x_stride,
                         a.weight_stride,

@@ -13,18 +13,28 @@ namespace {
 // in any output, as each is a dot product of its own.
 constexpr uint64_t kTokenTile = 16;
 
-template <typename T>
+template <typename X, typename T>
 void ProjectTyped(const kvstrata_project_args& a) {
+  const X* x = reinterpret_cast<const X*>(a.x);
   const bool round = (a.flags & KVSTRATA_KERNELS_PROJECT_ROUND_BF16) != 0;
   for (uint64_t begin = 0; begin < a.tokens; begin += kTokenTile) {
     const uint64_t end = std::min(begin + kTokenTile, a.tokens);
     for (uint64_t o = 0; o < a.outputs; ++o) {
       const T* weights = static_cast<const T*>(a.weights) + o * a.weight_stride;
       for (uint64_t n = begin; n < end; ++n) {
-        const float sum = Dot(a.x + n * a.x_stride, weights, a.inputs);
+        const float sum = Dot(x + n * a.x_stride, weights, a.inputs);
         a.y[n * a.y_stride + o] = round ? RoundBf16(sum) : sum;
       }
     }
+  }
+}
+
+template <typename X>
+void ProjectInputs(const kvstrata_project_args& a) {
+  if (a.weight_type == KVSTRATA_KERNELS_BF16) {
+    ProjectTyped<X, uint16_t>(a);
+  } else {
+    ProjectTyped<X, float>(a);
   }
 }
 
@@ -33,10 +43,10 @@ void ProjectTyped(const kvstrata_project_args& a) {
 int32_t Project(const kvstrata_project_args* args, void*) {
   kvstrata_project_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
-  if (a.weight_type == KVSTRATA_KERNELS_BF16) {
-    ProjectTyped<uint16_t>(a);
+  if (a.x_type == KVSTRATA_KERNELS_BF16) {
+    ProjectInputs<uint16_t>(a);
   } else {
-    ProjectTyped<float>(a);
+    ProjectInputs<float>(a);
   }
   return kOk;
 }

@@ -200,15 +200,15 @@ KVSTRATA_HOST_DEVICE inline float SumLanes(float (&lanes)[kLanes]) {
 }
 
 // The order of summation that kernels.h states for `project`: a fixed number of independent lanes, so that the sum is
-// the same on every machine and still runs at vector speed. T is float or uint16_t (bf16).
-template <typename T>
-KVSTRATA_HOST_DEVICE float Dot(const float* x, const T* w, uint64_t count) {
+// the same on every machine and still runs at vector speed. X and T are float or uint16_t (bf16).
+template <typename X, typename T>
+KVSTRATA_HOST_DEVICE float Dot(const X* x, const T* w, uint64_t count) {
   float lanes[kLanes] = {};
   uint64_t k = 0;
   for (; k + kLanes <= count; k += kLanes) {
-    for (uint64_t l = 0; l < kLanes; ++l) lanes[l] += x[k + l] * AsFloat(w[k + l]);
+    for (uint64_t l = 0; l < kLanes; ++l) lanes[l] += AsFloat(x[k + l]) * AsFloat(w[k + l]);
   }
-  for (uint64_t l = 0; k + l < count; ++l) lanes[l] += x[k + l] * AsFloat(w[k + l]);
+  for (uint64_t l = 0; k + l < count; ++l) lanes[l] += AsFloat(x[k + l]) * AsFloat(w[k + l]);
   return SumLanes(lanes);
 }
 

@@ -11,7 +11,8 @@ void FuzzProject(Case& c) {
   constexpr Fill kFills[] = {Fill::kPlain, Fill::kWide, Fill::kTiny, Fill::kEdges};
   const Fill fill = c.OneOf(kFills);
   const int32_t weight_type = c.rng.Chance(50) ? KVSTRATA_KERNELS_BF16 : KVSTRATA_KERNELS_F32;
-  const Matrix x = c.Rows(KVSTRATA_KERNELS_F32, tokens, inputs, fill);
+  const int32_t x_type = c.rng.Chance(30) ? KVSTRATA_KERNELS_BF16 : KVSTRATA_KERNELS_F32;
+  const Matrix x = c.Rows(x_type, tokens, inputs, fill);
   const Matrix weights = c.Rows(weight_type, outputs, inputs, fill);
   const Matrix y = c.OutputRows("project", KVSTRATA_KERNELS_F32, tokens, outputs, Match::kBitsOrNan);
   const uint32_t flags = c.rng.Chance(30) ? KVSTRATA_KERNELS_PROJECT_ROUND_BF16 : 0;
@@ -22,6 +23,7 @@ void FuzzProject(Case& c) {
       part = c.Piece(outputs - o);
       kvstrata_project_args a = Args<kvstrata_project_args>();
       a.weight_type = weight_type;
+      a.x_type = x_type;
       a.flags = flags;
       a.tokens = piece;
       a.inputs = inputs;
