@@ -21,6 +21,8 @@
 //   I2  What one thread writes and another reads, in shared or global memory, has a barrier (of the block, or of the
 //       warp where both are in one) between them.
 //   I3  No result depends on the order of threads between two meeting points, nor on that of blocks.
+//   I4  What a thread has copied behind its back (CopyAsync) it awaits before a barrier lets others read it, and before
+//       it ends.
 //
 // Thread rule: Launch on any host thread; it queues the work and does not wait.
 #pragma once
@@ -29,6 +31,7 @@
 #include <cstring>
 
 #include "kernels/kernel_api.h"
+#include "kernels/reference/scalar.h"
 
 #if defined(__CUDACC__)
 #define KVSTRATA_DEVICE __device__ __forceinline__
@@ -107,6 +110,40 @@ class Thread {
         : "+f"(c->values[0]), "+f"(c->values[1]), "+f"(c->values[2]), "+f"(c->values[3])
         : "r"(a.pairs[0]), "r"(a.pairs[1]), "r"(a.pairs[2]), "r"(a.pairs[3]), "r"(b.pairs[0]), "r"(b.pairs[1]));
   }
+  // Two floats as a pair of bf16 numbers, rounded to nearest even; a NaN is a NaN, of no certain bits.
+  __device__ uint32_t PairOf(float low, float high) const {
+    uint32_t pair;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    return pair;
+  }
+  // Four matrices of 8 x 8 bf16 numbers from shared memory: each lane gives the address, aligned to 16, of row l % 8 of
+  // matrix l / 8, and gets of each matrix the pair that a fragment wants: row g, columns 2p and 2p + 1.
+  __device__ void LoadMatrices(const uint16_t* row, uint32_t (&pairs)[4]) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+  }
+  // The same of the transposed matrices: rows 2p and 2p + 1 of column g.
+  __device__ void LoadTransposed(const uint16_t* row, uint32_t (&pairs)[4]) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(pairs[0]), "=r"(pairs[1]), "=r"(pairs[2]), "=r"(pairs[3])
+                 : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
+                 : "memory");
+  }
+  // Copies from global to shared memory while the thread goes on, both sides aligned to 16. They are dealt out in
+  // groups: CommitCopies ends one, AwaitCopies waits until at most kLeft of the thread's groups are under way.
+  __device__ void CopyAsync(Word16* shared, const void* global) const {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
+        "l"(global)
+        : "memory");
+  }
+  __device__ void CommitCopies() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  template <uint32_t kLeft>
+  __device__ void AwaitCopies() const {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kLeft) : "memory");
+  }
   // The block's shared memory, aligned to 16; its contents are undefined at first.
   __device__ void* shared() const {
     extern __shared__ Word16 memory[];
@@ -143,6 +180,9 @@ class GridMachine {
   // next one.
   virtual const Words* Exchange(uint32_t thread, const Words& mine) = 0;
   virtual void* shared() = 0;
+  virtual void CopyAsync(uint32_t thread, Word16* to, const void* from) = 0;
+  virtual void CommitCopies(uint32_t thread) = 0;
+  virtual void AwaitCopies(uint32_t thread, uint32_t left) = 0;
 
  protected:
   ~GridMachine() = default;
@@ -177,12 +217,47 @@ class Thread {
     return before;
   }
   void MultiplyAdd(const FragmentA& a, const FragmentB& b, FragmentC* c) const;
+  uint32_t PairOf(float low, float high) const {
+    return uint32_t{reference::F32ToBf16(high)} << 16 | reference::F32ToBf16(low);
+  }
+  void LoadMatrices(const uint16_t* row, uint32_t (&pairs)[4]) const { Load<false>(row, pairs); }
+  void LoadTransposed(const uint16_t* row, uint32_t (&pairs)[4]) const { Load<true>(row, pairs); }
+  void CopyAsync(Word16* shared, const void* global) const { machine_.CopyAsync(thread_, shared, global); }
+  void CommitCopies() const { machine_.CommitCopies(thread_); }
+  template <uint32_t kLeft>
+  void AwaitCopies() const {
+    machine_.AwaitCopies(thread_, kLeft);
+  }
   void* shared() const { return machine_.shared(); }
 
  private:
+  template <bool kTransposed>
+  void Load(const uint16_t* row, uint32_t (&pairs)[4]) const;
+
   GridMachine& machine_;
   const uint32_t thread_, threads_, block_, blocks_;
 };
+
+template <bool kTransposed>
+void Thread::Load(const uint16_t* row, uint32_t (&pairs)[4]) const {
+  GridMachine::Words mine{};
+  std::memcpy(mine.words, &row, sizeof row);
+  const GridMachine::Words* all = machine_.Exchange(thread_, mine);
+  const uint32_t group = lane() / 4;
+  const uint32_t pair = lane() % 4 * 2;
+  for (uint32_t matrix = 0; matrix < 4; ++matrix) {
+    uint32_t halves[2];
+    for (uint32_t i = 0; i < 2; ++i) {
+      const uint16_t* from;
+      std::memcpy(&from, all[8 * matrix + (kTransposed ? pair + i : group)].words, sizeof from);
+      // A 16-byte row: an address that is not aligned for it would be an error on a GPU.
+      halves[i] = reinterpret_cast<const Word16*>(from)->parts[(kTransposed ? group : pair + i) / 2] >>
+                      ((kTransposed ? group : pair + i) % 2 * 16) &
+                  0xFFFFu;
+    }
+    pairs[matrix] = halves[1] << 16 | halves[0];
+  }
+}
 
 // The products are exact in fp32, as both have 8 bits of mantissa; the sums go in order of the columns of A.
 inline void Thread::MultiplyAdd(const FragmentA& a, const FragmentB& b, FragmentC* c) const {

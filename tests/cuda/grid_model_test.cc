@@ -29,6 +29,62 @@ struct Shift {
   }
 };
 
+// Each thread takes what its left neighbour has had copied, in two groups of which the first is `early`.
+struct CopyShift {
+  static constexpr uint32_t kThreads = kBlockThreads;
+  const Word16* in;
+  Word16* out;
+  bool awaits;
+  bool early;  // takes the first group, having awaited no more than that
+
+  KVSTRATA_DEVICE void operator()(Thread& t) const {
+    auto* first = static_cast<Word16*>(t.shared());
+    Word16* second = first + kBlockThreads;
+    t.CopyAsync(&first[t.thread()], &in[t.thread()]);
+    t.CommitCopies();
+    t.CopyAsync(&second[t.thread()], &in[kBlockThreads + t.thread()]);
+    t.CommitCopies();
+    if (awaits && early) t.AwaitCopies<1>();
+    if (awaits && !early) t.AwaitCopies<0>();
+    t.Sync();
+    const uint32_t left = (t.thread() + kBlockThreads - 1) % kBlockThreads;
+    out[t.thread()] = early ? first[left] : second[left];
+    t.AwaitCopies<0>();
+  }
+};
+
+// Ends before what it has had copied has come.
+struct CopyAndLeave {
+  static constexpr uint32_t kThreads = kBlockThreads;
+  const Word16* in;
+  KVSTRATA_DEVICE void operator()(Thread& t) const {
+    t.CopyAsync(static_cast<Word16*>(t.shared()) + t.thread(), in);
+    t.CommitCopies();
+  }
+};
+
+// A product of 16 x 16 and 16 x 8 whole numbers, by fragments that are loaded as matrices.
+struct Product {
+  static constexpr uint32_t kThreads = kWarp;
+  const uint16_t* a;  // [16][16]
+  const uint16_t* b;  // [16][8]: its fragment is of the transposed matrix
+  float* c;           // [16][8]
+
+  KVSTRATA_DEVICE void operator()(Thread& t) const {
+    auto* rows = static_cast<uint16_t*>(t.shared());
+    for (uint32_t i = t.lane(); i < 16 * 16; i += kWarp) rows[i] = a[i];
+    for (uint32_t i = t.lane(); i < 16 * 8; i += kWarp) rows[16 * 16 + i] = b[i];
+    t.SyncWarp();
+    FragmentA left;
+    t.LoadMatrices(rows + (t.lane() % 16) * 16 + t.lane() / 16 * 8, left.pairs);
+    uint32_t pairs[4];
+    t.LoadTransposed(rows + 16 * 16 + (t.lane() % 16) * 8, pairs);
+    FragmentC sums{};
+    t.MultiplyAdd(left, {{pairs[0], pairs[1]}}, &sums);
+    for (uint32_t i = 0; i < 4; ++i) c[(t.lane() / 4 + i / 2 * 8) * 8 + t.lane() % 4 * 2 + i % 2] = sums.values[i];
+  }
+};
+
 // Sums the warp's lanes; the last lane of the block's last warp may stay away.
 struct Sum {
   static constexpr uint32_t kThreads = kBlockThreads;
@@ -101,6 +157,56 @@ TEST_CASE("a missing barrier is found: the result is wrong, and another for anot
     results.insert(out);
   }
   CHECK(results.size() == 20);
+}
+
+TEST_CASE("what was copied and awaited is there for the block") {
+  std::vector<Word16> in(2 * kBlockThreads), out(kBlockThreads);
+  for (uint32_t i = 0; i < in.size(); ++i) in[i].parts[0] = 1000 + i;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    for (const bool early : {false, true}) {
+      kvstrata::test::SeedGridModel(seed);
+      REQUIRE(Launch(CopyShift{in.data(), out.data(), true, early}, {1, 2 * kBlockThreads * 16}, nullptr) == kOk);
+      for (uint32_t i = 0; i < out.size(); ++i) {
+        const uint32_t left = (i + kBlockThreads - 1) % kBlockThreads;
+        CHECK(out[i].parts[0] == 1000 + left + (early ? 0 : kBlockThreads));
+      }
+    }
+  }
+  CHECK(kvstrata::test::TakeGridFaults().empty());
+}
+
+TEST_CASE("a copy that is not awaited before the barrier is found, and one that is not awaited at all") {
+  std::vector<Word16> in(2 * kBlockThreads), out(kBlockThreads);
+  uint32_t wrong = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    kvstrata::test::SeedGridModel(seed);
+    REQUIRE(Launch(CopyShift{in.data(), out.data(), false, false}, {1, 2 * kBlockThreads * 16}, nullptr) == kOk);
+    bool differs = false;
+    for (const Word16& word : out) differs = differs || word.parts[0] != 0;
+    wrong += differs ? 1 : 0;
+  }
+  CHECK(wrong == 20);
+  CHECK(kvstrata::test::TakeGridFaults().empty());
+  REQUIRE(Launch(CopyAndLeave{in.data()}, {1, kBlockThreads * 16}, nullptr) == kOk);
+  const std::vector<std::string> faults = kvstrata::test::TakeGridFaults();
+  REQUIRE(faults.size() == 1);
+  CHECK(faults[0].find("copies under way") != std::string::npos);
+}
+
+TEST_CASE("matrices are loaded as the fragments of a product want them") {
+  std::vector<uint16_t> a(16 * 16), b(16 * 8);
+  std::vector<float> c(16 * 8);
+  const auto value = [](uint32_t row, uint32_t column) { return static_cast<float>((row * 7 + column * 3) % 11) - 5; };
+  for (uint32_t i = 0; i < a.size(); ++i) a[i] = reference::F32ToBf16(value(i / 16, i % 16));
+  for (uint32_t i = 0; i < b.size(); ++i) b[i] = reference::F32ToBf16(value(i / 8 + 2, i % 8));
+  REQUIRE(Launch(Product{a.data(), b.data(), c.data()}, {1, (16 * 16 + 16 * 8) * 2}, nullptr) == kOk);
+  for (uint32_t row = 0; row < 16; ++row) {
+    for (uint32_t column = 0; column < 8; ++column) {
+      float sum = 0;
+      for (uint32_t k = 0; k < 16; ++k) sum += value(row, k) * value(k + 2, column);
+      CHECK(c[row * 8 + column] == sum);
+    }
+  }
 }
 
 TEST_CASE("a warp's exchange gives every lane what its partner gave") {

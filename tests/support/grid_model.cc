@@ -23,6 +23,7 @@ using kernels::cuda::Grid;
 using kernels::cuda::GridMachine;
 using kernels::cuda::kWarp;
 using kernels::cuda::Thread;
+using kernels::cuda::Word16;
 
 // A kernel's frames are small; sanitizers make them several times larger. A page below that must not be touched.
 constexpr size_t kStackBytes = 256u << 10;
@@ -85,6 +86,9 @@ class Block final : public GridMachine {
     states_.assign(fibres_.size(), State::kRunnable);
     given_.assign(fibres_.size(), Words{});
     got_.assign(fibres_.size(), Words{});
+    copies_.assign(fibres_.size(), {});
+    groups_.assign(fibres_.size(), 0);
+    rng_ = &rng;
     // Exactly as long as asked, so that what lies behind it is not the kernel's.
     shared_ = std::make_unique<kernels::cuda::Word16[]>((grid.shared_bytes + sizeof(kernels::cuda::Word16) - 1) /
                                                         sizeof(kernels::cuda::Word16));
@@ -102,7 +106,7 @@ class Block final : public GridMachine {
         running_ = thread;
         Switch(scheduler_, fibres_[thread], false);
       }
-      if (AllIn(State::kEnded)) return "";
+      if (AllIn(State::kEnded)) return CopiesLeft();
       if (!Meet()) return "block " + std::to_string(number_) + ": " + Describe();
     }
   }
@@ -117,7 +121,49 @@ class Block final : public GridMachine {
 
   void* shared() override { return shared_.get(); }
 
+  // Half of the copies are done at once, the others when they are awaited: until then their place holds anything.
+  void CopyAsync(uint32_t thread, Word16* to, const void* from) override {
+    const Copy copy{to, static_cast<const Word16*>(from), groups_[thread]};
+    if (rng_->Chance(50)) {
+      *to = *copy.from;
+      return;
+    }
+    for (uint32_t& part : to->parts) part = static_cast<uint32_t>(rng_->Next());
+    copies_[thread].push_back(copy);
+  }
+
+  void CommitCopies(uint32_t thread) override { ++groups_[thread]; }
+
+  void AwaitCopies(uint32_t thread, uint32_t left) override {
+    std::vector<Copy> later;
+    for (const Copy& copy : copies_[thread]) {
+      // A group that was not committed is not awaited.
+      if (copy.group + left < groups_[thread]) {
+        *copy.to = *copy.from;
+      } else {
+        later.push_back(copy);
+      }
+    }
+    copies_[thread] = std::move(later);
+  }
+
  private:
+  struct Copy {
+    Word16* to;
+    const Word16* from;
+    uint64_t group;
+  };
+
+  // What no thread has awaited, or "".
+  std::string CopiesLeft() const {
+    for (uint32_t t = 0; t < copies_.size(); ++t) {
+      if (copies_[t].empty()) continue;
+      return "block " + std::to_string(number_) + ": thread " + std::to_string(t) + " has ended with " +
+             std::to_string(copies_[t].size()) + " copies under way";
+    }
+    return "";
+  }
+
   static void Enter(uint32_t high, uint32_t low) {
     auto* block = reinterpret_cast<Block*>(uintptr_t{high} << 32 | low);
     block->RunThread();
@@ -198,6 +244,9 @@ class Block final : public GridMachine {
   std::vector<std::unique_ptr<Stack>>& stacks_;
   std::vector<State> states_;
   std::vector<Words> given_, got_;
+  std::vector<std::vector<Copy>> copies_;
+  std::vector<uint64_t> groups_;  // that each thread has committed
+  Rng* rng_ = nullptr;
   std::vector<uint32_t> runnable_;
   uint32_t running_ = 0;
   std::unique_ptr<kernels::cuda::Word16[]> shared_;

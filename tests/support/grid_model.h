@@ -5,7 +5,8 @@
 // results for other seeds, and under AddressSanitizer every access of it is checked like any other.
 //
 // What it finds by itself it tells as a fault: threads that end while others wait at a barrier, and lanes of a warp
-// that do not all come to an exchange. The grid is given up then.
+// that do not all come to an exchange, and copies that nobody has awaited when their thread ends. The grid is given up
+// then. A copy under way (CopyAsync) leaves random bytes in its place until it is awaited, or not, as the seed wants.
 //
 // The model is coarser than the machine: between two meeting points a thread runs alone, so a race in which two threads
 // overtake each other within such a stretch is seen only where their order matters as a whole. That is what it can do
