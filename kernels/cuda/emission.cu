@@ -87,10 +87,10 @@ struct Emit {
   KVSTRATA_DEVICE void Quantise(const Thread& t, float* row) const {
     const uint32_t quantised = width - packed_rope_dims;
     ForBlocks(t, format, row, quantised, [&](uint32_t block, uint8_t byte, uint32_t team) {
-      const float scale = reference::ScaleValue(format, byte);
+      const Encoder encode(format, byte);
       float* channels = row + uint64_t{block} * format.block;
       for (uint32_t c = t.lane() % team; c < format.block; c += team) {
-        channels[c] = reference::Decode(format, reference::Encode(format, channels[c], scale), scale);
+        channels[c] = DecodeCode(format, encode(channels[c]), encode.scale);
       }
     });
     for (uint32_t c = quantised + t.lane(); c < width; c += kWarp) row[c] = reference::RoundBf16(row[c]);
@@ -123,7 +123,7 @@ struct Emit {
     const uint32_t quantised = width - packed_rope_dims;
     uint8_t* codes = planes.codes + n * planes.code_stride_bytes;
     ForBlocks(t, format, row, quantised, [&](uint32_t block, uint8_t byte, uint32_t team) {
-      const float scale = reference::ScaleValue(format, byte);
+      const Encoder encode(format, byte);
       const uint32_t lane = t.lane() % team;
       if (lane == 0) {
         StoreScale(format, block, quantised / format.block, byte, scale_bytes,
@@ -132,12 +132,12 @@ struct Emit {
       const uint32_t begin = block * format.block;
       if (format.e2m1) {
         for (uint32_t c = begin + 2 * lane; c < begin + format.block; c += 2 * team) {
-          const uint32_t low = reference::Encode(format, row[c], scale);
-          codes[c / 2] = static_cast<uint8_t>(low | uint32_t{reference::Encode(format, row[c + 1], scale)} << 4);
+          const uint32_t low = encode(row[c]);
+          codes[c / 2] = static_cast<uint8_t>(low | uint32_t{encode(row[c + 1])} << 4);
         }
       } else {
         for (uint32_t c = begin + lane; c < begin + format.block; c += team) {
-          codes[c] = reference::Encode(format, row[c], scale);
+          codes[c] = encode(row[c]);
         }
       }
     });

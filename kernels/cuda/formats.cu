@@ -17,11 +17,8 @@
 namespace kvstrata::kernels::cuda {
 namespace {
 
-using reference::Decode;
-using reference::Encode;
 using reference::GridOf;
 using reference::ScaleByte;
-using reference::ScaleValue;
 // Of the format; the launch's is cuda::Grid.
 using Format = reference::Grid;
 
@@ -81,17 +78,17 @@ KVSTRATA_DEVICE float BlockLargest(const Thread& t, const Teams& teams, const Ro
 }
 
 template <uint32_t kChannels>
-KVSTRATA_DEVICE void StoreCodes(const Format& format, const float (&values)[kChannels], float scale, uint8_t* codes) {
-  if (format.e2m1) {
+KVSTRATA_DEVICE void StoreCodes(const Encoder& encode, const float (&values)[kChannels], uint8_t* codes) {
+  if (encode.format.e2m1) {
     uint8_t bytes[kChannels / 2];
     for (uint32_t i = 0; i < kChannels / 2; ++i) {
-      const uint32_t low = Encode(format, values[2 * i], scale);
-      bytes[i] = static_cast<uint8_t>(low | uint32_t{Encode(format, values[2 * i + 1], scale)} << 4);
+      const uint32_t low = encode(values[2 * i]);
+      bytes[i] = static_cast<uint8_t>(low | uint32_t{encode(values[2 * i + 1])} << 4);
     }
     StorePlane<kChannels>(bytes, codes);
   } else {
     uint8_t bytes[kChannels];
-    for (uint32_t i = 0; i < kChannels; ++i) bytes[i] = Encode(format, values[i], scale);
+    for (uint32_t i = 0; i < kChannels; ++i) bytes[i] = encode(values[i]);
     StorePlane<kChannels>(bytes, codes);
   }
 }
@@ -116,7 +113,7 @@ struct Pack {
     const float amax = BlockLargest(t, teams, source, begin, format.block, lane, there, first);
     if (!there) return;
     const uint8_t byte = ScaleByte(format, amax);
-    const float scale = ScaleValue(format, byte);
+    const Encoder encode(format, byte);
     if (lane == 0) {
       StoreScale(format, block, teams.blocks, byte, scale_bytes, planes.scales + row * planes.scale_stride_bytes);
     }
@@ -124,7 +121,7 @@ struct Pack {
     for (uint32_t c = lane * kChannels; c < format.block; c += teams.team * kChannels) {
       if (c != lane * kChannels) source.Load(begin + c, first);
       const uint32_t channel = block * format.block + c;
-      StoreCodes(format, first, scale, codes + (format.e2m1 ? channel / 2 : channel));
+      StoreCodes(encode, first, codes + (format.e2m1 ? channel / 2 : channel));
     }
   }
 
@@ -171,12 +168,12 @@ struct Unpack {
       uint8_t bytes[kChannels / 2];
       LoadPlane<kChannels>(codes + channel / 2, bytes);
       for (uint32_t i = 0; i < kChannels; ++i) {
-        values[i] = Decode(format, static_cast<uint8_t>(bytes[i / 2] >> (i % 2 * 4) & 0xFu), scale);
+        values[i] = DecodeCode(format, static_cast<uint8_t>(bytes[i / 2] >> (i % 2 * 4) & 0xFu), scale);
       }
     } else {
       uint8_t bytes[kChannels];
       LoadPlane<kChannels>(codes + channel, bytes);
-      for (uint32_t i = 0; i < kChannels; ++i) values[i] = Decode(format, bytes[i], scale);
+      for (uint32_t i = 0; i < kChannels; ++i) values[i] = DecodeCode(format, bytes[i], scale);
     }
   }
 
@@ -220,10 +217,10 @@ struct Quantize {
     const uint64_t begin = row * stride + uint64_t{block} * format.block;
     float first[kChannels] = {};
     const float amax = BlockLargest(t, teams, values, begin, format.block, lane, there, first);
-    const float scale = ScaleValue(format, ScaleByte(format, amax));
+    const Encoder encode(format, ScaleByte(format, amax));
     for (uint32_t c = lane * kChannels; there && c < format.block; c += teams.team * kChannels) {
       if (c != lane * kChannels) values.Load(begin + c, first);
-      for (uint32_t i = 0; i < kChannels; ++i) first[i] = Decode(format, Encode(format, first[i], scale), scale);
+      for (uint32_t i = 0; i < kChannels; ++i) first[i] = DecodeCode(format, encode(first[i]), encode.scale);
       values.Store(begin + c, first);
     }
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <bit>
+#include <cmath>
 
 #include "kernels/cuda/grid.h"
 #include "kernels/reference/grid.h"
@@ -31,6 +32,30 @@ KVSTRATA_DEVICE void StoreScale(const reference::Grid& format, uint32_t block, u
   scales[block] = byte;
   if (block + 1 < blocks) return;
   for (uint32_t i = blocks; i < scale_bytes; ++i) scales[i] = 0;
+}
+
+// As reference::Encode. A power of two and its reciprocal are both floats, and a product with that is the quotient.
+struct Encoder {
+  reference::Grid format;
+  float scale;
+  float reciprocal;
+
+  KVSTRATA_DEVICE Encoder(const reference::Grid& of, uint8_t byte)
+      : format(of), scale(reference::ScaleValue(of, byte)), reciprocal(1.0f / scale) {}
+
+  KVSTRATA_DEVICE uint8_t operator()(float value) const {
+    const float scaled = format.e4m3_scale ? value / scale : value * reciprocal;
+    return format.e2m1 ? reference::EncodeE2M1(scaled) : reference::EncodeE4M3(scaled);
+  }
+};
+
+// As reference::Decode. An E4M3 number's bits, moved to a float's exponent and mantissa, are 2^-120 of it, also where
+// it is denormal.
+KVSTRATA_DEVICE float DecodeCode(const reference::Grid& format, uint8_t code, float scale) {
+  if (format.e2m1) return reference::DecodeE2M1(code) * scale;
+  const uint32_t bits = code & 0x7Fu;
+  const float magnitude = bits == 0x7F ? NAN : std::bit_cast<float>(bits << 20) * 0x1p120f;
+  return ((code & 0x80u) != 0 ? -magnitude : magnitude) * scale;
 }
 
 // Of the block that a channel is in.
