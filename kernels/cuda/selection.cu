@@ -6,6 +6,7 @@
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/keys.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/words.h"
 
 namespace kvstrata::kernels::cuda {
 namespace {
@@ -66,105 +67,180 @@ struct ScorePlain {
   }
 };
 
-// A block has 64 entries, brought into shared memory once for a group of queries; a warp has 16 of them, and 16 heads
-// at a time. Rows in shared memory are 8 elements longer than they need to be: the lanes of a fragment then lie in
-// different banks.
+// A block has 128 entries and a group of queries, a warp 32 of the entries: their fragments stay in its registers while
+// the queries' heads, 64 at a time, come through two places in shared memory, the next on its way while the one there
+// is worked on. Rows in shared memory are 16 bytes longer than they need to be: a fragment's rows then lie in different
+// banks. Narrower rows are filled up with zeros, whose products are 0.
 struct ScoreTensor {
   static constexpr uint32_t kThreads = 128;
-  static constexpr uint32_t kTile = 64;
-  static constexpr uint32_t kWarpEntries = kTile / (kThreads / kWarp);
-  static constexpr uint32_t kTokens = 4;  // that share a tile
-  static constexpr uint32_t kPadding = 8;
-  static constexpr uint32_t kMostSharedBytes = 48u << 10;
+  static constexpr uint32_t kWarpEntries = 32;
+  static constexpr uint32_t kTile = kWarpEntries * (kThreads / kWarp);
+  static constexpr uint32_t kTokens = 16;  // that share a tile
+  static constexpr uint32_t kHeads = 64;   // that are in a place at a time
+  static constexpr uint32_t kWidth = 128;
+  static constexpr uint32_t kSteps = kWidth / 16;
+  static constexpr uint32_t kRow = kWidth + 8;
+  static constexpr uint32_t kRowWords = kWidth / 8;
+  static constexpr uint32_t kPlaceElements = kHeads * kRow;
+  // The entries are in registers before the first query comes where they were.
+  static constexpr uint32_t kRowBytes = 2 * kPlaceElements * sizeof(uint16_t);
+  static constexpr uint32_t kSharedBytes = kRowBytes + 2 * kHeads * sizeof(float);
+  static_assert(kTile * kRow * sizeof(uint16_t) <= kRowBytes && kSharedBytes <= 48u << 10);
 
   Scores s;
+  uint32_t query_word;  // the widest words that queries can be read in
 
-  KVSTRATA_HOST_DEVICE uint32_t row_elements() const { return s.width + kPadding; }
-  KVSTRATA_HOST_DEVICE uint32_t padded_heads() const { return (s.heads + 15) / 16 * 16; }
-  uint64_t shared_bytes() const { return uint64_t{kTile + padded_heads()} * row_elements() * sizeof(uint16_t); }
-  uint64_t tiles() const { return (s.entries + kTile - 1) / kTile; }
+  explicit ScoreTensor(const Scores& scores)
+      : s(scores), query_word(WordBytes(AddressOf(s.queries.data) | s.query_stride * 2 | s.width * 2)) {}
+
+  KVSTRATA_HOST_DEVICE uint64_t tiles() const { return (s.entries + kTile - 1) / kTile; }
   uint64_t groups() const { return (s.tokens + kTokens - 1) / kTokens; }
+  KVSTRATA_HOST_DEVICE uint32_t head_parts() const { return (s.heads + kHeads - 1) / kHeads; }
 
-  // Whole instructions of 16 channels, and rows that fit.
   bool Fits() const {
-    return s.queries.type == KVSTRATA_KERNELS_BF16 && s.keys.is_bf16() && s.width % 16 == 0 &&
-           shared_bytes() <= kMostSharedBytes;
+    return s.queries.type == KVSTRATA_KERNELS_BF16 && s.keys.is_bf16() && s.width % 8 == 0 && s.width <= kWidth;
   }
 
   // Rows behind the last are zeros: products with them are never used, but shared memory has no contents.
   KVSTRATA_DEVICE void BringKeys(const Thread& t, uint64_t first, uint16_t* tile) const {
-    for (uint32_t i = t.thread(); i < kTile * s.width; i += t.threads()) {
-      const uint64_t row = first + i / s.width;
-      const uint32_t channel = i % s.width;
-      const float value = row < s.entries ? s.keys.At(row, channel) : 0.0f;
-      tile[i / s.width * row_elements() + channel] = reference::F32ToBf16(value);
+    for (uint32_t i = t.thread(); i < kTile * kRowWords; i += kThreads) {
+      const uint64_t row = first + i / kRowWords;
+      const uint32_t channel = i % kRowWords * 8;
+      const bool there = row < s.entries && channel < s.width;
+      *reinterpret_cast<Word16*>(tile + i / kRowWords * kRow + channel) =
+          there ? s.keys.Pairs(t, row, channel) : Word16{};
     }
   }
 
-  KVSTRATA_DEVICE void BringQuery(const Thread& t, uint64_t n, uint16_t* query) const {
+  // Heads part * 64 .. of query n, on their way to `place`; and their weights.
+  KVSTRATA_DEVICE void BringQuery(const Thread& t, uint64_t n, uint32_t part, uint16_t* place, float* weights) const {
     const auto* from = static_cast<const uint16_t*>(s.queries.data) + n * s.query_stride;
-    for (uint32_t i = t.thread(); i < padded_heads() * s.width; i += t.threads()) {
-      const uint32_t head = i / s.width;
-      query[head * row_elements() + i % s.width] = head < s.heads ? from[i] : uint16_t{0};
+    for (uint32_t i = t.thread(); i < kHeads * kRowWords; i += kThreads) {
+      const uint32_t head = part * kHeads + i / kRowWords;
+      const uint32_t channel = i % kRowWords * 8;
+      auto* to = reinterpret_cast<Word16*>(place + i / kRowWords * kRow + channel);
+      const uint16_t* word = from + uint64_t{head} * s.width + channel;
+      if (head >= s.heads || channel >= s.width) {
+        *to = {};
+      } else if (query_word == sizeof(Word16)) {
+        t.CopyAsync(to, word);
+      } else {
+        *to = LoadBytes(reinterpret_cast<const uint8_t*>(word), sizeof(Word16), query_word);
+      }
+    }
+    for (uint32_t i = t.thread(); i < kHeads; i += kThreads) {
+      const uint32_t head = part * kHeads + i;
+      weights[i] = head < s.heads ? s.Weight(n, head) : 0.0f;
     }
   }
 
-  static KVSTRATA_DEVICE uint32_t Pair(const uint16_t* at) { return *reinterpret_cast<const uint32_t*>(at); }
+  // The warp's entries: two matrices of 16 rows.
+  struct Keys {
+    FragmentA of[2][kSteps];
+  };
 
-  // The products of 16 heads with 8 entries.
-  KVSTRATA_DEVICE FragmentC Products(const Thread& t, const uint16_t* heads, const uint16_t* keys) const {
-    const uint32_t group = t.lane() / 4;
+  KVSTRATA_DEVICE void LoadKeys(const Thread& t, const uint16_t* tile, Keys* keys) const {
+    const uint32_t own = t.thread() / kWarp * kWarpEntries + t.lane() % 16;
+    KVSTRATA_UNROLL
+    for (uint32_t half = 0; half < 2; ++half) {
+      const uint16_t* row = tile + (own + 16 * half) * kRow + t.lane() / 16 * 8;
+      KVSTRATA_UNROLL
+      for (uint32_t k = 0; k < kSteps; ++k) t.LoadMatrices(row + 16 * k, keys->of[half][k].pairs);
+    }
+  }
+
+  // Adds the scores that 64 heads give: sums[2 * half + i] is of entry 16 * half + 8 * i + lane / 4, over the lane's
+  // heads.
+  KVSTRATA_DEVICE void AddHeads(const Thread& t, const Keys& keys, const uint16_t* place, const float* weights,
+                                uint32_t heads, float (&sums)[4]) const {
     const uint32_t pair = t.lane() % 4 * 2;
-    const uint16_t* upper = heads + group * row_elements() + pair;
-    const uint16_t* lower = upper + 8 * row_elements();
-    const uint16_t* column = keys + group * row_elements() + pair;
-    FragmentC c{};
-    for (uint32_t k = 0; k < s.width; k += 16) {
-      const FragmentA a{{Pair(upper + k), Pair(lower + k), Pair(upper + k + 8), Pair(lower + k + 8)}};
-      const FragmentB b{{Pair(column + k), Pair(column + k + 8)}};
-      t.MultiplyAdd(a, b, &c);
-    }
-    return c;
-  }
-
-  // The scores of query n and the warp's 16 entries.
-  KVSTRATA_DEVICE void Query(const Thread& t, uint64_t n, uint64_t first, const uint16_t* query,
-                             const uint16_t* tile) const {
-    const uint32_t own = t.thread() / kWarp * kWarpEntries;
-    const uint64_t visible = s.VisibleHere(n);
-    for (uint32_t part = 0; part < kWarpEntries; part += 8) {
-      float sums[2] = {};  // of entries 2p and 2p + 1 over the lane's heads
-      for (uint32_t h = 0; h < padded_heads(); h += 16) {
-        const FragmentC c = Products(t, query + h * row_elements(), tile + (own + part) * row_elements());
-        for (uint32_t i = 0; i < 4; ++i) {
-          const uint32_t head = h + t.lane() / 4 + i / 2 * 8;
-          if (head < s.heads) sums[i % 2] += s.Weight(n, head) * Relu(c.values[i]);
+    for (uint32_t h = 0; h < kHeads; h += 8) {
+      const uint16_t* row = place + (h + t.lane() % 8) * kRow + t.lane() / 8 * 8;
+      FragmentC c[2] = {};
+      KVSTRATA_UNROLL
+      for (uint32_t k = 0; k < kSteps; k += 2) {
+        uint32_t pairs[4];
+        t.LoadMatrices(row + 16 * k, pairs);
+        KVSTRATA_UNROLL
+        for (uint32_t step = 0; step < 2; ++step) {
+          const FragmentB b{{pairs[2 * step], pairs[2 * step + 1]}};
+          t.MultiplyAdd(keys.of[0][k + step], b, &c[0]);
+          t.MultiplyAdd(keys.of[1][k + step], b, &c[1]);
         }
       }
-      for (uint32_t i = 0; i < 2; ++i) {
-        // Lanes that differ in bits 2 to 4 have other heads of the same entries.
-        for (uint32_t mask = 4; mask < kWarp; mask *= 2) sums[i] += t.ExchangeXor(sums[i], mask);
-        const uint64_t entry = first + own + part + t.lane() % 4 * 2 + i;
-        if (t.lane() < 4 && entry < s.entries) s.Store(n, entry, entry < visible ? sums[i] : -INFINITY);
+      // Of a head that is not there the products are 0 times the key, which is not always 0.
+      KVSTRATA_UNROLL
+      for (uint32_t i = 0; i < 4; ++i) {
+        const uint32_t head = h + pair + i % 2;
+        const float weight = weights[head];
+        KVSTRATA_UNROLL
+        for (uint32_t half = 0; half < 2; ++half) {
+          sums[2 * half + i / 2] += head < heads ? weight * Relu(c[half].values[i]) : 0.0f;
+        }
       }
     }
+  }
+
+  // Lanes of a group of four have other heads of the same entries; each stores one of the four sums.
+  KVSTRATA_DEVICE void StoreSums(const Thread& t, uint64_t n, uint64_t first, float (&sums)[4]) const {
+    const uint32_t own = t.lane() % 4;
+    float sum = 0;
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < 4; ++i) {
+      sums[i] += t.ExchangeXor(sums[i], 1);
+      sums[i] += t.ExchangeXor(sums[i], 2);
+      sum = i == own ? sums[i] : sum;
+      sums[i] = 0;
+    }
+    const uint64_t entry = first + t.thread() / kWarp * kWarpEntries + 8 * own + t.lane() / 4;
+    if (entry < s.entries) s.Store(n, entry, entry < s.VisibleHere(n) ? sum : -INFINITY);
+  }
+
+  // Queries begin .. end - 1, of which each sees some of the tile.
+  KVSTRATA_DEVICE void Queries(const Thread& t, uint64_t begin, uint64_t end, uint64_t first, const Keys& keys) const {
+    auto* places = static_cast<uint16_t*>(t.shared());
+    auto* weights = reinterpret_cast<float*>(places + 2 * kPlaceElements);
+    const auto steps = static_cast<uint32_t>(end - begin) * head_parts();
+    const auto bring = [&](uint32_t step) {
+      const uint32_t at = step % 2;
+      BringQuery(t, begin + step / head_parts(), step % head_parts(), places + at * kPlaceElements,
+                 weights + at * kHeads);
+    };
+    float sums[4] = {};
+    bring(0);
+    t.CommitCopies();
+    for (uint32_t step = 0; step < steps; ++step) {
+      if (step + 1 < steps) bring(step + 1);
+      t.CommitCopies();
+      t.AwaitCopies<1>();  // all but those of the next step
+      t.Sync();
+      const uint32_t part = step % head_parts();
+      AddHeads(t, keys, places + step % 2 * kPlaceElements, weights + step % 2 * kHeads, s.heads - part * kHeads, sums);
+      if (part + 1 == head_parts()) StoreSums(t, begin + step / head_parts(), first, sums);
+      t.Sync();  // the step after the next comes where this one is read
+    }
+    t.AwaitCopies<0>();
   }
 
   KVSTRATA_DEVICE void operator()(Thread& t) const {
-    auto* tile = static_cast<uint16_t*>(t.shared());
-    uint16_t* query = tile + kTile * row_elements();
-    const uint64_t all_tiles = (s.entries + kTile - 1) / kTile;
-    const uint64_t all = all_tiles * ((s.tokens + kTokens - 1) / kTokens);
+    const uint64_t all = tiles() * ((s.tokens + kTokens - 1) / kTokens);
     for (uint64_t index = t.block(); index < all; index += t.blocks()) {
-      const uint64_t first = index % all_tiles * kTile;
-      const uint64_t group = index / all_tiles * kTokens;
-      BringKeys(t, first, tile);
-      for (uint64_t n = group; n < s.tokens && n < group + kTokens; ++n) {
-        BringQuery(t, n, query);
-        t.Sync();
-        Query(t, n, first, query, tile);
-        t.Sync();  // the next query, or tile, comes where this one is read
+      const uint64_t first = index % tiles() * kTile;
+      uint64_t begin = index / tiles() * kTokens;
+      const uint64_t end = begin + kTokens < s.tokens ? begin + kTokens : s.tokens;
+      // Later queries see more: those that see nothing of the tile come first.
+      for (; begin < end && s.VisibleHere(begin) <= first; ++begin) {
+        const uint64_t entry = first + t.thread();
+        if (entry < s.entries) s.Store(begin, entry, -INFINITY);
       }
+      if (begin == end) continue;
+      auto* tile = static_cast<uint16_t*>(t.shared());
+      BringKeys(t, first, tile);
+      t.Sync();
+      Keys keys;
+      LoadKeys(t, tile, &keys);
+      t.Sync();  // queries come where the entries are
+      Queries(t, begin, end, first, keys);
     }
   }
 };
@@ -204,9 +280,7 @@ int32_t IndexScores(const kvstrata_index_scores_args* args, void* stream) {
   const ScoreTensor tensor{scores};
   if (tensor.Fits()) {
     const uint64_t blocks = tensor.tiles() * tensor.groups();
-    return Launch(tensor,
-                  Grid::Over(blocks * tensor.kThreads, tensor.kThreads, static_cast<uint32_t>(tensor.shared_bytes())),
-                  stream);
+    return Launch(tensor, Grid::Over(blocks * tensor.kThreads, tensor.kThreads, tensor.kSharedBytes), stream);
   }
   return Launch(ScorePlain{scores}, Grid::Over(a.tokens * a.entries * kWarp, ScorePlain::kThreads), stream);
 }

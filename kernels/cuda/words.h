@@ -63,4 +63,19 @@ KVSTRATA_DEVICE void StoreWord(const Word16& value, uint32_t word, uint8_t* to) 
   }
 }
 
+// The first `bytes` (at most 16, a multiple of `word`) of a place that `word` divides; what lies behind is 0.
+KVSTRATA_DEVICE Word16 LoadBytes(const uint8_t* from, uint32_t bytes, uint32_t word) {
+  if (bytes == word) return LoadWord(from, word);
+  uint64_t low = 0;
+  uint64_t high = 0;
+  for (uint32_t i = 0; i < bytes; i += word) {
+    const Word16 part = LoadWord(from + i, word);
+    const uint64_t bits = (uint64_t{part.parts[1]} << 32 | part.parts[0]) << (i % 8 * 8);
+    low |= i < 8 ? bits : 0;
+    high |= i < 8 ? 0 : bits;
+  }
+  return {{static_cast<uint32_t>(low), static_cast<uint32_t>(low >> 32), static_cast<uint32_t>(high),
+           static_cast<uint32_t>(high >> 32)}};
+}
+
 }  // namespace kvstrata::kernels::cuda
