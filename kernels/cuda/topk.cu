@@ -4,8 +4,8 @@
 //
 // A block has a query. Each pass over the scores counts the next digit of those that agree with the digits found so
 // far; as soon as those are few enough to lie in shared memory (after the first pass, usually), one more pass takes
-// what is better and what agrees, and the rest is done there. So the scores are read twice; 7 times where they are all
-// alike.
+// what is better and what agrees, and the rest is done there. Where more scores are equal than that, the last pass
+// takes them in the order of their indices until there are enough. So the scores are read twice; four times at most.
 #include <bit>
 #include <cmath>
 
@@ -19,8 +19,11 @@ namespace {
 constexpr uint32_t kDigitBits = 11;
 constexpr uint32_t kDigits = 1u << kDigitBits;
 constexpr uint32_t kKeyBits = 64;
+constexpr uint32_t kScoreBits = 32;  // of a key, above the index
 // Keys that shared memory holds, of each kind: those that agree, and those that are chosen.
 constexpr uint32_t kKeys = 2048;
+// Scores that a thread has in flight.
+constexpr uint32_t kInFlight = 8;
 
 // Of the score above, of the index below: lower indices are better. NaN is the worst, -0 is 0.
 KVSTRATA_DEVICE uint64_t KeyOf(float score, uint32_t index) {
@@ -34,7 +37,15 @@ KVSTRATA_DEVICE uint32_t IndexOf(uint64_t key) { return 0xFFFFFFFFu - static_cas
 
 struct Select {
   static constexpr uint32_t kThreads = 256;
-  static constexpr uint32_t kSharedBytes = 2 * kKeys * sizeof(uint64_t) + (kDigits + 4) * sizeof(uint32_t);
+  // The sums that FindDigit goes along: of a thread's digits, and of 16 threads'.
+  static constexpr uint32_t kThreadDigits = kDigits / kThreads;
+  static constexpr uint32_t kGroupThreads = 16;
+  static constexpr uint32_t kGroups = kThreads / kGroupThreads;
+  static constexpr uint32_t kSharedBytes =
+      2 * kKeys * sizeof(uint64_t) + (kDigits + kThreads + kGroups + 4) * sizeof(uint32_t);
+  // The ties of as many scores fit into shared memory, whatever they are.
+  static constexpr uint32_t kStretch = kInFlight * kThreads;
+  static_assert(kStretch == kKeys);
 
   const float* scores;
   uint64_t score_stride;
@@ -52,7 +63,9 @@ struct Select {
   struct Shared {
     uint64_t* agreeing;
     uint64_t* chosen;
-    uint32_t* counts;  // of each digit
+    uint32_t* counts;         // of each digit
+    uint32_t* thread_counts;  // of each thread's digits
+    uint32_t* group_counts;
     uint32_t* chosen_count;
     uint32_t* agreeing_count;
     uint32_t* digit;  // what FindDigit has found
@@ -64,19 +77,55 @@ struct Select {
     auto* counts = reinterpret_cast<uint32_t*>(keys + 2 * kKeys);
     uint64_t* own = keys + kKeys;
     if (workspace != nullptr) own = workspace + t.block() * chosen_capacity;
-    return {keys, own, counts, counts + kDigits, counts + kDigits + 1, counts + kDigits + 2, counts + kDigits + 3};
+    uint32_t* rest = counts + kDigits + kThreads + kGroups;
+    return {keys, own, counts, counts + kDigits, counts + kDigits + kThreads, rest, rest + 1, rest + 2, rest + 3};
+  }
+
+  // body(score, index) for scores begin .. end - 1, of which a thread loads some before it looks at the first.
+  template <typename Body>
+  static KVSTRATA_DEVICE void ForScores(const Thread& t, const float* row, uint32_t begin, uint32_t end,
+                                        const Body& body) {
+    for (uint64_t first = begin; first < end; first += kStretch) {
+      float values[kInFlight];
+      KVSTRATA_UNROLL
+      for (uint32_t i = 0; i < kInFlight; ++i) {
+        const uint64_t at = first + i * kThreads + t.thread();
+        values[i] = at < end ? row[at] : 0.0f;
+      }
+      KVSTRATA_UNROLL
+      for (uint32_t i = 0; i < kInFlight; ++i) {
+        const uint64_t at = first + i * kThreads + t.thread();
+        if (at < end) body(values[i], static_cast<uint32_t>(at));
+      }
+    }
   }
 
   // The digit in which the `wanted`-th best of the counted keys lies, and how many keys have a better one.
   KVSTRATA_DEVICE void FindDigit(const Thread& t, const Shared& shared, uint32_t wanted) const {
+    uint32_t own = 0;
+    for (uint32_t i = 0; i < kThreadDigits; ++i) own += shared.counts[t.thread() * kThreadDigits + i];
+    shared.thread_counts[t.thread()] = own;
+    t.Sync();
+    if (t.thread() < kGroups) {
+      uint32_t group = 0;
+      for (uint32_t i = 0; i < kGroupThreads; ++i) group += shared.thread_counts[t.thread() * kGroupThreads + i];
+      shared.group_counts[t.thread()] = group;
+    }
+    t.Sync();
     if (t.thread() == 0) {
       uint32_t above = 0;
-      uint32_t digit = kDigits - 1;
-      while (above + shared.counts[digit] < wanted) above += shared.counts[digit--];
-      *shared.digit = digit;
+      const uint32_t group = Descend(shared.group_counts, kGroups - 1, wanted, &above);
+      const uint32_t thread = Descend(shared.thread_counts, group * kGroupThreads + kGroupThreads - 1, wanted, &above);
+      *shared.digit = Descend(shared.counts, thread * kThreadDigits + kThreadDigits - 1, wanted, &above);
       *shared.above = above;
     }
     t.Sync();
+  }
+
+  // From counts[at] downwards, the first with which `above` reaches `wanted`; those before it are added to `above`.
+  static KVSTRATA_DEVICE uint32_t Descend(const uint32_t* counts, uint32_t at, uint32_t wanted, uint32_t* above) {
+    while (*above + counts[at] < wanted) *above += counts[at--];
+    return at;
   }
 
   // How many bits lie below a prefix of `bits` bits.
@@ -91,15 +140,15 @@ struct Select {
     uint32_t bits = 0;
     uint32_t better = 0;          // keys above the prefix
     uint32_t agreeing = visible;  // keys with the prefix
-    while (agreeing > kKeys && bits < kKeyBits) {
-      const uint32_t digit_bits = kKeyBits - bits < kDigitBits ? kKeyBits - bits : kDigitBits;
-      for (uint32_t i = t.thread(); i < kDigits; i += t.threads()) shared.counts[i] = 0;
+    while (agreeing > kKeys && bits < kScoreBits) {
+      const uint32_t digit_bits = kScoreBits - bits < kDigitBits ? kScoreBits - bits : kDigitBits;
+      for (uint32_t i = t.thread(); i < kDigits; i += kThreads) shared.counts[i] = 0;
       t.Sync();
-      for (uint32_t s = t.thread(); s < visible; s += t.threads()) {
-        const uint64_t key = KeyOf(row[s], s);
-        if (Prefix(key, bits) != prefix) continue;
+      ForScores(t, row, 0, visible, [&](float score, uint32_t s) {
+        const uint64_t key = KeyOf(score, s);
+        if (Prefix(key, bits) != prefix) return;
         t.AddShared(&shared.counts[(key >> Below(bits + digit_bits)) & ((1u << digit_bits) - 1)], 1);
-      }
+      });
       t.Sync();
       FindDigit(t, shared, wanted - better);
       better += *shared.above;
@@ -110,16 +159,44 @@ struct Select {
     }
     if (t.thread() == 0) *shared.chosen_count = *shared.agreeing_count = 0;
     t.Sync();
-    for (uint32_t s = t.thread(); s < visible; s += t.threads()) {
-      const uint64_t key = KeyOf(row[s], s);
+    if (agreeing > kKeys) return TakeTies(t, shared, row, visible, prefix, better, wanted);
+    ForScores(t, row, 0, visible, [&](float score, uint32_t s) {
+      const uint64_t key = KeyOf(score, s);
       const uint64_t own = Prefix(key, bits);
       if (own > prefix) shared.chosen[t.AddShared(shared.chosen_count, 1)] = key;
       if (own == prefix) shared.agreeing[t.AddShared(shared.agreeing_count, 1)] = key;
-    }
+    });
     t.Sync();
     Sort(t, shared.agreeing, agreeing);
     for (uint32_t i = t.thread(); i < wanted - better; i += t.threads()) shared.chosen[better + i] = shared.agreeing[i];
     t.Sync();
+  }
+
+  // The last pass where the boundary lies among more equal scores than shared memory holds: what is better, and of the
+  // equal ones, `score` in the order of KeyOf, the first of the row.
+  KVSTRATA_DEVICE void TakeTies(const Thread& t, const Shared& shared, const float* row, uint32_t visible,
+                                uint64_t score, uint32_t better, uint32_t wanted) const {
+    uint32_t taken = better;
+    for (uint64_t first = 0; first < visible && (better != 0 || taken < wanted); first += kStretch) {
+      const uint32_t end = visible - first < kStretch ? visible : static_cast<uint32_t>(first) + kStretch;
+      ForScores(t, row, static_cast<uint32_t>(first), end, [&](float value, uint32_t s) {
+        const uint64_t key = KeyOf(value, s);
+        if (key >> kScoreBits > score) shared.chosen[t.AddShared(shared.chosen_count, 1)] = key;
+        if (key >> kScoreBits == score && taken < wanted) {
+          shared.agreeing[t.AddShared(shared.agreeing_count, 1)] = key;
+        }
+      });
+      t.Sync();
+      const uint32_t found = *shared.agreeing_count;
+      const uint32_t room = wanted - taken;
+      if (found > room) Sort(t, shared.agreeing, found);
+      const uint32_t takes = found < room ? found : room;
+      for (uint32_t i = t.thread(); i < takes; i += kThreads) shared.chosen[taken + i] = shared.agreeing[i];
+      taken += takes;
+      t.Sync();  // the next stretch's ties come where these are read
+      if (t.thread() == 0) *shared.agreeing_count = 0;
+      t.Sync();
+    }
   }
 
   // Best first: a bitonic network over the next power of two, filled up with keys that are worse than any.
