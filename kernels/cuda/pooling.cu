@@ -61,9 +61,60 @@ struct Tokens {
   }
 };
 
+// The rows of an entry, all of them the call's own: the previous block's tokens where there are such, then its own,
+// which follow them. T is float or uint16_t (bf16).
+template <typename T>
+struct GivenRows {
+  const T* values;
+  const T* gates;
+  const float* ape;
+  uint64_t value_stride, gate_stride;
+  uint32_t channels, ratio;
+  uint32_t previous;  // rows
+  uint32_t later;     // how much further the own block's channels lie
+
+  KVSTRATA_DEVICE GivenRows(const Tokens& tokens, uint64_t entry, uint32_t previous_rows, uint32_t channel)
+      : value_stride(tokens.value_stride),
+        gate_stride(tokens.gate_stride),
+        channels(tokens.channels),
+        ratio(tokens.ratio),
+        previous(previous_rows),
+        later(tokens.channels - tokens.width) {
+    const uint64_t first = entry * ratio - previous - tokens.position;
+    values = static_cast<const T*>(tokens.values.data) + first * value_stride + channel;
+    gates = static_cast<const T*>(tokens.gates.data) + first * gate_stride + channel;
+    ape = tokens.ape != nullptr ? tokens.ape + channel : nullptr;
+  }
+
+  KVSTRATA_DEVICE float Value(uint32_t i) const {
+    return reference::AsFloat(values[i * value_stride + (i < previous ? 0 : later)]);
+  }
+  KVSTRATA_DEVICE float Gate(uint32_t i) const {
+    const uint32_t further = i < previous ? 0 : later;
+    const float gate = reference::AsFloat(gates[i * gate_stride + further]);
+    if (ape == nullptr) return gate;
+    return gate + ape[uint64_t{i < previous ? i : i - previous} * channels + further];
+  }
+};
+
+// The same where some of them lie in the state.
+struct AnyRows {
+  const Tokens& tokens;
+  uint64_t entry;
+  uint32_t previous, channel;
+
+  KVSTRATA_DEVICE Sample At(uint32_t i) const {
+    if (i < previous) return tokens.At(entry - 1, i, channel);
+    return tokens.At(entry, i - previous, tokens.channels - tokens.width + channel);
+  }
+  KVSTRATA_DEVICE float Value(uint32_t i) const { return At(i).value; }
+  KVSTRATA_DEVICE float Gate(uint32_t i) const { return At(i).gate; }
+};
+
 // A block of threads has kThreads / kGroups channels of one entry. With many tokens an entry, kGroups threads share a
 // channel's, each a fixed part of them, so that few entries still keep a GPU busy; their sums are added in their order.
-template <uint32_t kGroups>
+// A thread keeps kKept gates in registers, all of them in the models' shapes: each input is then read once.
+template <uint32_t kGroups, uint32_t kKept>
 struct Pool {
   static constexpr uint32_t kThreads = 256;
   static constexpr uint32_t kChannels = kThreads / kGroups;
@@ -78,29 +129,21 @@ struct Pool {
 
   KVSTRATA_HOST_DEVICE uint32_t tiles() const { return (tokens.width + kChannels - 1) / kChannels; }
 
-  // Row `i` of an entry: its previous block's tokens where there are such, then its own.
-  KVSTRATA_DEVICE Sample RowAt(uint64_t entry, uint32_t previous, uint32_t i, uint32_t channel) const {
-    if (i < previous) return tokens.At(entry - 1, i, channel);
-    return tokens.At(entry, i - previous, tokens.channels - tokens.width + channel);
-  }
-
-  KVSTRATA_DEVICE void PoolTile(const Thread& t, uint64_t n, uint32_t tile) const {
+  // Rows begin .. end - 1 are this thread's; none: its channel is not there.
+  template <typename Rows>
+  KVSTRATA_DEVICE void Reduce(const Thread& t, const Rows& rows, uint32_t begin, uint32_t end, float* out) const {
     const uint32_t in_tile = t.thread() % kChannels;
-    const uint32_t group = t.thread() / kChannels;
-    const uint32_t channel = tile * kChannels + in_tile;
-    const bool there = channel < tokens.width;
-    const uint64_t entry = first_entry + n;
-    const uint32_t previous = overlap && entry > 0 ? tokens.ratio : 0;
-    const uint32_t rows = previous + tokens.ratio;
-    const uint32_t begin = static_cast<uint32_t>(uint64_t{rows} * group / kGroups);
-    const uint32_t end = static_cast<uint32_t>(uint64_t{rows} * (group + 1) / kGroups);
     float* maxima = static_cast<float*>(t.shared());
     float* weights = maxima + kThreads;
     float* sums = weights + kThreads;
-
+    float gates[kKept];
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < kKept; ++i) gates[i] = begin + i < end ? rows.Gate(begin + i) : -INFINITY;
     float maximum = -INFINITY;
-    for (uint32_t i = begin; there && i < end; ++i) {
-      const float gate = RowAt(entry, previous, i, channel).gate;
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < kKept; ++i) maximum = gates[i] > maximum ? gates[i] : maximum;
+    for (uint32_t i = begin + kKept; i < end; ++i) {
+      const float gate = rows.Gate(i);
       maximum = gate > maximum ? gate : maximum;
     }
     maxima[t.thread()] = maximum;
@@ -110,21 +153,43 @@ struct Pool {
       maximum = other > maximum ? other : maximum;
     }
     float weight = 0, sum = 0;
-    for (uint32_t i = begin; there && i < end; ++i) {
-      const Sample row = RowAt(entry, previous, i, channel);
-      const float w = reference::ExpNonPositive(row.gate - maximum);
+    const auto add = [&](float gate, uint32_t i) {
+      const float w = reference::ExpNonPositive(gate - maximum);
       weight += w;
-      sum += w * row.value;
+      sum += w * rows.Value(i);
+    };
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < kKept; ++i) {
+      if (begin + i < end) add(gates[i], begin + i);
     }
+    for (uint32_t i = begin + kKept; i < end; ++i) add(rows.Gate(i), i);
     weights[t.thread()] = weight;
     sums[t.thread()] = sum;
     t.Sync();
-    if (group != 0 || !there) return;
+    if (t.thread() >= kChannels || begin == end) return;
     for (uint32_t g = 1; g < kGroups; ++g) {
       weight += weights[g * kChannels + in_tile];
       sum += sums[g * kChannels + in_tile];
     }
-    entries[n * entry_stride + channel] = sum / weight;
+    *out = sum / weight;
+  }
+
+  KVSTRATA_DEVICE void PoolTile(const Thread& t, uint64_t n, uint32_t tile) const {
+    const uint32_t group = t.thread() / kChannels;
+    const uint32_t channel = tile * kChannels + t.thread() % kChannels;
+    const uint64_t entry = first_entry + n;
+    const uint32_t previous = overlap && entry > 0 ? tokens.ratio : 0;
+    const uint32_t rows = channel < tokens.width ? previous + tokens.ratio : 0;
+    const auto begin = static_cast<uint32_t>(uint64_t{rows} * group / kGroups);
+    const auto end = static_cast<uint32_t>(uint64_t{rows} * (group + 1) / kGroups);
+    float* out = entries + n * entry_stride + channel;
+    if (entry * tokens.ratio < tokens.position + previous) {
+      Reduce(t, AnyRows{tokens, entry, previous, channel}, begin, end, out);
+    } else if (tokens.values.type == KVSTRATA_KERNELS_F32) {
+      Reduce(t, GivenRows<float>(tokens, entry, previous, channel), begin, end, out);
+    } else {
+      Reduce(t, GivenRows<uint16_t>(tokens, entry, previous, channel), begin, end, out);
+    }
   }
 
   KVSTRATA_DEVICE void operator()(Thread& t) const {
@@ -190,9 +255,10 @@ struct Copy {
 // Tokens of one entry from which it is worth to share a channel.
 constexpr uint32_t kSharedFrom = 32;
 
-template <uint32_t kGroups>
+template <uint32_t kGroups, uint32_t kKept>
 int32_t LaunchPool(const kvstrata_pool_args& a, bool overlap, void* stream) {
-  const Pool<kGroups> kernel{Tokens(a), a.position / a.ratio, EmittedEntries(a), a.entries, a.entry_stride, overlap};
+  const Pool<kGroups, kKept> kernel{Tokens(a), a.position / a.ratio, EmittedEntries(a),
+                                    a.entries, a.entry_stride,       overlap};
   const uint64_t blocks = kernel.count * kernel.tiles();
   return Launch(kernel, Grid::Over(blocks * kernel.kThreads, kernel.kThreads, kernel.kSharedBytes), stream);
 }
@@ -207,7 +273,9 @@ int32_t PoolTokens(const kvstrata_pool_args& a, void* stream) {
         {const_cast<void*>(a.values), a.input_type}, a.value_stride, a.entries, a.entry_stride, a.tokens, a.width};
     return Launch(kernel, Grid::Over(a.tokens * a.width, kernel.kThreads), stream);
   }
-  const int32_t status = a.ratio < kSharedFrom ? LaunchPool<1>(a, overlap, stream) : LaunchPool<4>(a, overlap, stream);
+  // CSA has eight rows, HCA 128.
+  const int32_t status =
+      a.ratio < kSharedFrom ? LaunchPool<1, 8>(a, overlap, stream) : LaunchPool<4, 32>(a, overlap, stream);
   if (status != kOk) return status;
   const KeepState state{Tokens(a), a.position + a.tokens, overlap};
   return Launch(state, Grid::Over(uint64_t{a.ratio} * state.tokens.channels, state.kThreads), stream);
