@@ -61,6 +61,44 @@ typedef struct kvstrata_cuda_device_options {
 KVSTRATA_API kvstrata_status kvstrata_cuda_device(int32_t device_id, const kvstrata_cuda_device_options* options,
                                                   kvstrata_device* out_device, kvstrata_error* error);
 
+/* Projections by cuBLAS: what the table's `project` computes, faster, with sums in whatever order cuBLAS takes, so that
+ * a row's last bits may depend on how many rows a call has. Who wants the same bits always uses the table's own.
+ *
+ * cuBLAS is loaded when the first projector is made: libcublas.so.13, else .12. A projector is for one device, and is
+ * used by one thread at a time. */
+typedef struct kvstrata_cuda_projector kvstrata_cuda_projector;
+
+enum { KVSTRATA_CUDA_PROJECTOR_TF32 = 1 /* fp32 factors may be rounded to TF32, for the tensor cores */ };
+
+typedef struct kvstrata_cuda_projector_options {
+  uint32_t struct_size;
+  uint32_t flags; /* KVSTRATA_CUDA_PROJECTOR_* */
+} kvstrata_cuda_projector_options;
+
+/* Makes a projector for the device that is current for the calling thread; allocates memory of that device, and waits
+ * for it. KVSTRATA_E_UNSUPPORTED: the device cannot be used (as above), or there is no cuBLAS; KVSTRATA_E_DEVICE:
+ * cuBLAS failed, native_code is its cublasStatus_t. `options` and `error` may be NULL; *out_projector is only written
+ * on success, and the caller destroys it. */
+KVSTRATA_API kvstrata_status kvstrata_cuda_projector_create(const kvstrata_cuda_projector_options* options,
+                                                            kvstrata_cuda_projector** out_projector,
+                                                            kvstrata_error* error);
+
+/* The work that it has queued is done, and its device is the current one. NULL: nothing. */
+KVSTRATA_API void kvstrata_cuda_projector_destroy(kvstrata_cuda_projector* projector);
+
+/* What `project` needs for args of these shapes and types: up to 32 MiB for cuBLAS. Where one of x and weights is bf16
+ * and the other fp32, room to widen the bf16 one on top, which then happens in each call. */
+KVSTRATA_API kvstrata_status kvstrata_cuda_projector_workspace_bytes(const kvstrata_cuda_projector* projector,
+                                                                     const kvstrata_project_args* args,
+                                                                     uint64_t* out_bytes, kvstrata_error* error);
+
+/* Queues the product on `stream`, a cudaStream_t of the projector's device, which is the calling thread's current one,
+ * and does not wait; pointers in `args` are device pointers. Nothing is allocated. What is wrong with the arguments is
+ * told before anything is queued; on KVSTRATA_E_DEVICE y may have been written. */
+KVSTRATA_API kvstrata_status kvstrata_cuda_projector_project(kvstrata_cuda_projector* projector,
+                                                             const kvstrata_project_args* args, void* stream,
+                                                             kvstrata_error* error);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -43,6 +43,17 @@ int32_t ProjectWorkspaceBytes(const kvstrata_project_args* args, uint64_t* out_b
 int32_t GatherRows(const kvstrata_move_args* args, void* stream);
 int32_t ScatterRows(const kvstrata_move_args* args, void* stream);
 
+// Rows of bf16 numbers, widened into tight rows of floats.
+struct Bf16Rows {
+  const void* data;
+  uint64_t stride;
+  uint64_t rows;
+  uint64_t width;
+};
+int32_t WidenRows(const Bf16Rows& rows, float* to, void* stream);
+// Floats, in place, to the nearest bf16 numbers.
+int32_t RoundRows(float* values, uint64_t stride, uint64_t rows, uint64_t width, void* stream);
+
 // Arguments that have passed Prepare.
 int32_t PoolTokens(const kvstrata_pool_args& a, void* stream);
 

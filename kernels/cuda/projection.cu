@@ -73,7 +73,41 @@ struct Multiply {
   }
 };
 
+// Strided rows of bf16 or fp32 into strided rows of fp32, which may be the same; rounded to bf16 if `round`.
+struct Convert {
+  static constexpr uint32_t kThreads = 256;
+
+  Rows from;
+  uint64_t from_stride;
+  float* to;
+  uint64_t to_stride;
+  uint64_t rows, width;
+  bool round;
+
+  KVSTRATA_DEVICE void operator()(Thread& t) const {
+    for (uint64_t index = t.first(); index < rows * width; index += t.step()) {
+      const Quotient row = Divide(index, width);
+      float value[1];
+      from.Load(row.whole * from_stride + row.rest, value);
+      to[row.whole * to_stride + row.rest] = round ? reference::RoundBf16(value[0]) : value[0];
+    }
+  }
+};
+
+int32_t LaunchConvert(const Convert& kernel, void* stream) {
+  return Launch(kernel, Grid::Over(kernel.rows * kernel.width, kernel.kThreads), stream);
+}
+
 }  // namespace
+
+int32_t WidenRows(const Bf16Rows& rows, float* to, void* stream) {
+  const Rows from{const_cast<void*>(rows.data), KVSTRATA_KERNELS_BF16};
+  return LaunchConvert({from, rows.stride, to, rows.width, rows.rows, rows.width, false}, stream);
+}
+
+int32_t RoundRows(float* values, uint64_t stride, uint64_t rows, uint64_t width, void* stream) {
+  return LaunchConvert({{values, KVSTRATA_KERNELS_F32}, stride, values, stride, rows, width, true}, stream);
+}
 
 int32_t ProjectWorkspaceBytes(const kvstrata_project_args* args, uint64_t* out_bytes) {
   kvstrata_project_args a;
