@@ -243,6 +243,8 @@ TEST_CASE("cuda: a projector's options are read by their size") {
   CHECK((cuda::ReadProjectorFlags(nullptr, &flags).ok() && flags == 0));
   CHECK(cuda::ReadProjectorFlags(&options.known, &flags).field == "options.struct_size");
   options.known.flags = KVSTRATA_CUDA_PROJECTOR_TF32;
+  options.known.struct_size = 6;
+  CHECK(cuda::ReadProjectorFlags(&options.known, &flags).field == "options.struct_size");
   options.known.struct_size = 4;
   CHECK((cuda::ReadProjectorFlags(&options.known, &flags).ok() && flags == 0));
   options.known.struct_size = sizeof options;

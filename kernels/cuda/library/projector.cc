@@ -40,12 +40,10 @@ Outcome FromKernel(int32_t status) {
 }  // namespace
 
 Outcome ReadProjectorFlags(const kvstrata_cuda_projector_options* options, uint32_t* flags) {
-  // No struct of this ABI is larger; a larger size is a stray value.
-  constexpr uint32_t kMaxStructSize = 4096;
   *flags = 0;
   if (options == nullptr) return {};
   const uint32_t size = options->struct_size;
-  if (size < sizeof size || size > kMaxStructSize) {
+  if (size < sizeof size || size > kMaxStructSize || (size < sizeof *options && size != sizeof size)) {
     return InvalidArgument("options.struct_size", std::to_string(size));
   }
   const auto* bytes = reinterpret_cast<const unsigned char*>(options);

@@ -21,11 +21,11 @@ Outcome CreateOnCurrentDevice(uint32_t flags, std::unique_ptr<Projector>* out) {
   int32_t device = 0;
   // Where there is no driver this fails too; device 0 then tells what is missing.
   if (cudaGetDevice(&device) != cudaSuccess) cudaGetLastError();
-  Runtime& runtime = SystemRuntime();
-  if (Outcome outcome = Available(runtime, device); !outcome.ok()) return outcome;
+  Devices& devices = SystemDevices();
+  if (Outcome outcome = Available(devices, device); !outcome.ok()) return outcome;
   DeviceFacts facts;
-  if (const Error error = runtime.Describe(device, &facts); error != kSuccess) {
-    return DeviceFailure(runtime, "the device's properties", error);
+  if (const Error error = devices.Describe(device, &facts); error != kSuccess) {
+    return DeviceFailure(devices, "the device's properties", error);
   }
   Blas* blas = nullptr;
   if (Outcome outcome = SystemBlas(&blas); !outcome.ok()) return outcome;
