@@ -51,6 +51,7 @@ struct kvstrata_namespace {
   std::shared_ptr<kvstrata::core::engine::Cache> cache;
   std::shared_ptr<kvstrata::core::engine::NameSpace> name_space;
   kvstrata::core::plan::SnapshotPolicy policy;
+  uint32_t compress = 0;  // KVSTRATA_COMPRESS_*
   bool existed = false;
 };
 

@@ -251,6 +251,10 @@ absl::Status OpenNamespace(kvstrata_cache* cache, const kvstrata_namespace_optio
   if ((options->flags & ~uint32_t{KVSTRATA_NAMESPACE_MUST_EXIST}) != 0) {
     return base::InvalidArgument("options.flags", std::to_string(options->flags));
   }
+  if ((options->compress & ~uint32_t{KVSTRATA_COMPRESS_ALL}) != 0) {
+    return base::InvalidArgument("options.compress", std::to_string(options->compress) + " has unknown bits");
+  }
+  if (options->reserved0 != 0) return base::InvalidArgument("options.reserved0", "not zero");
   const absl::StatusOr<plan::SnapshotPolicy> policy = ReadPolicy(*options);
   if (!policy.ok()) return policy.status();
   const absl::StatusOr<std::vector<kvstrata_identity_field>> fields = ReadArray<kvstrata_identity_field>(
@@ -269,6 +273,7 @@ absl::Status OpenNamespace(kvstrata_cache* cache, const kvstrata_namespace_optio
   auto handle = std::make_unique<kvstrata_namespace>();
   handle->cache = cache->cache;
   handle->policy = *policy;
+  handle->compress = options->compress;
   absl::StatusOr<std::shared_ptr<engine::NameSpace>> opened =
       cache->cache->OpenNamespace(*std::move(identity), options->layout->value,
                                   (options->flags & KVSTRATA_NAMESPACE_MUST_EXIST) != 0, &handle->existed);

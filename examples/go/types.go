@@ -9,7 +9,7 @@ const (
 	KVSTRATA_VERSION_MINOR             = 1
 	KVSTRATA_VERSION_PATCH             = 0
 	KVSTRATA_ABI_VERSION               = 0
-	KVSTRATA_FORMAT_VERSION            = 1
+	KVSTRATA_FORMAT_VERSION            = 2
 	KVSTRATA_OK                        = 0
 	KVSTRATA_E_INVALID_ARGUMENT        = 10
 	KVSTRATA_E_STRUCT_TOO_NEW          = 12
@@ -111,6 +111,12 @@ const (
 	KVSTRATA_SNAPSHOT_EVERY_N          = 4
 	KVSTRATA_SNAPSHOT_COMMON_PREFIX    = 8
 	KVSTRATA_SNAPSHOT_NEVER            = 16
+	KVSTRATA_COMPRESS_ENTRIES          = 1
+	KVSTRATA_COMPRESS_INDEX_KEYS       = 2
+	KVSTRATA_COMPRESS_KEYS_VALUES      = 4
+	KVSTRATA_COMPRESS_OTHER_ROWS       = 8
+	KVSTRATA_COMPRESS_STATES           = 16
+	KVSTRATA_COMPRESS_ALL              = 31
 	KVSTRATA_LOOKUP_PEEK               = 1
 	KVSTRATA_LOOKUP_NO_LEASE           = 2
 	KVSTRATA_MODE_NONE                 = 0
@@ -252,6 +258,8 @@ type Stats struct {
 	MemoryEvictedBytes    uint64
 	MemoryBypasses        uint64
 	MemoryLost            uint64
+	CompressedFromBytes   uint64
+	CompressedToBytes     uint64
 }
 
 // VerifyInfo is kvstrata_verify_info, member by member.
@@ -383,7 +391,7 @@ type Event struct {
 var goLayouts = map[string][]uintptr{
 	"LayoutInfo":    {64, 0, 4, 8, 12, 16, 20, 24, 32, 40, 48},
 	"CloseInfo":     {24, 0, 4, 8, 16},
-	"Stats":         {728, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 192, 200, 208, 216, 224, 232, 240, 248, 256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, 384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504, 512, 520, 528, 536, 544, 552, 560, 568, 576, 584, 592, 600, 608, 616, 624, 632, 640, 648, 656, 664, 672, 680, 688, 696, 704, 712, 720},
+	"Stats":         {744, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 192, 200, 208, 216, 224, 232, 240, 248, 256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, 384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504, 512, 520, 528, 536, 544, 552, 560, 568, 576, 584, 592, 600, 608, 616, 624, 632, 640, 648, 656, 664, 672, 680, 688, 696, 704, 712, 720, 728, 736},
 	"VerifyInfo":    {48, 0, 4, 8, 16, 24, 32, 40},
 	"NamespaceInfo": {304, 0, 4, 8, 24, 32, 40, 48, 56, 64},
 	"MatchInfo":     {120, 0, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112},

@@ -593,6 +593,8 @@ typedef struct kvstrata_stats {
   uint64_t memory_promotions, memory_promoted_bytes, memory_evictions, memory_evicted_bytes;
   uint64_t memory_bypasses; /* puts that found no room in it                                                         */
   uint64_t memory_lost;     /* records that were put back and that the storage below refused                         */
+  uint64_t compressed_from_bytes, compressed_to_bytes; /* of the streams that KVSTRATA_COMPRESS_* chose, as far as they
+                                                          were stored: bytes given, bytes that they take           */
 } kvstrata_stats;
 
 /* No I/O. Gauges of staging memory are read after the others: no sum over both need be exact. */
@@ -675,6 +677,19 @@ enum {
   KVSTRATA_SNAPSHOT_NEVER = 16
 };
 
+/* Which streams are stored compressed, without loss, by what their rows are. Costs the thread that calls advance or
+ * snapshot about a second for each GB of them, and a restore, which decompresses, more time than it saves in reading
+ * from a fast drive: worth it where capacity is short. Rows that gain nothing are stored as they are; compressed ones
+ * cannot be pinned. Readers of another setting read both. */
+enum {
+  KVSTRATA_COMPRESS_ENTRIES = 1,     /* rows of role CSA_ENTRY, HCA_ENTRY or LATENT                                */
+  KVSTRATA_COMPRESS_INDEX_KEYS = 2,  /* rows of role INDEX_KEY                                                     */
+  KVSTRATA_COMPRESS_KEYS_VALUES = 4, /* rows of role KEY or VALUE                                                  */
+  KVSTRATA_COMPRESS_OTHER_ROWS = 8,  /* any other rows                                                             */
+  KVSTRATA_COMPRESS_STATES = 16,     /* all state streams                                                          */
+  KVSTRATA_COMPRESS_ALL = 31
+};
+
 typedef struct kvstrata_namespace_options {
   uint32_t struct_size;
   uint32_t flags;
@@ -684,6 +699,8 @@ typedef struct kvstrata_namespace_options {
   uint64_t field_stride;                 /* bytes; 0 = the first one's struct_size                                  */
   uint32_t snapshot_policy;              /* KVSTRATA_SNAPSHOT_*                                                     */
   uint32_t snapshot_every_tokens;        /* EVERY_N                                                                 */
+  uint32_t compress;                     /* KVSTRATA_COMPRESS_*, of what writers of this handle store; 0 = nothing  */
+  uint32_t reserved0;
 } kvstrata_namespace_options;
 
 /* The namespace of this identity and layout, made if the store has none (in a read-only cache: empty, and for this
@@ -847,9 +864,9 @@ typedef struct kvstrata_pin_range {
   uint64_t bytes;
 } kvstrata_pin_range;
 
-/* Pins the leading blocks of what the match's plan reads, as far as they are in memory: no I/O. A state, and what is
- * not in memory, a plan restores: for a lookup with held_tokens, or for chosen streams. The rows stay valid and
- * unchanged until the pin is destroyed, whatever becomes of match, lease and cache. */
+/* Pins the leading blocks of what the match's plan reads, as far as they are in memory and not compressed: no I/O. A
+ * state, and what is not in memory or is compressed, a plan restores: for a lookup with held_tokens, or for chosen
+ * streams. The rows stay valid and unchanged until the pin is destroyed, whatever becomes of match, lease and cache. */
 KVSTRATA_API kvstrata_status kvstrata_match_pin(const kvstrata_match* match, kvstrata_pin** out,
                                                 kvstrata_error* error);
 KVSTRATA_API kvstrata_status kvstrata_pin_get_info(const kvstrata_pin* pin, kvstrata_pin_info* out,

@@ -219,6 +219,7 @@ struct namespace_options {
   bool must_exist = false;                  ///< else it is made; the error names what differs from the nearest one
   std::uint32_t snapshot_policy = 0;        ///< KVSTRATA_SNAPSHOT_* bits; 0 = prompt end, output end, common prefix
   std::uint32_t snapshot_every_tokens = 0;  ///< for KVSTRATA_SNAPSHOT_EVERY_N
+  std::uint32_t compress = 0;               ///< KVSTRATA_COMPRESS_* bits, of what writers of this handle store
 };
 
 struct lookup_options {
@@ -432,6 +433,7 @@ class cache : public handle<cache_traits> {
     c.field_count = fields.size();
     c.snapshot_policy = options.snapshot_policy;
     c.snapshot_every_tokens = options.snapshot_every_tokens;
+    c.compress = options.compress;
     kvstrata_namespace* out = nullptr;
     error failure;
     if (auto done = detail::check(kvstrata_namespace_open(get(), &c, &out, failure.c_error()), failure); !done) {

@@ -105,6 +105,8 @@ static const answer_member kAnswerMembers[] = {
     {"kvstrata_stats", "memory_evicted_bytes", 704, 8, 1, 'u'},
     {"kvstrata_stats", "memory_bypasses", 712, 8, 1, 'u'},
     {"kvstrata_stats", "memory_lost", 720, 8, 1, 'u'},
+    {"kvstrata_stats", "compressed_from_bytes", 728, 8, 1, 'u'},
+    {"kvstrata_stats", "compressed_to_bytes", 736, 8, 1, 'u'},
     {"kvstrata_verify_info", "struct_size", 0, 4, 1, 'u'},
     {"kvstrata_verify_info", "reserved0", 4, 4, 1, 'u'},
     {"kvstrata_verify_info", "records", 8, 8, 1, 'u'},

@@ -8,7 +8,7 @@ KVSTRATA_VERSION_MAJOR = 0
 KVSTRATA_VERSION_MINOR = 1
 KVSTRATA_VERSION_PATCH = 0
 KVSTRATA_ABI_VERSION = 0
-KVSTRATA_FORMAT_VERSION = 1
+KVSTRATA_FORMAT_VERSION = 2
 KVSTRATA_OK = 0
 KVSTRATA_E_INVALID_ARGUMENT = 10
 KVSTRATA_E_STRUCT_TOO_NEW = 12
@@ -110,6 +110,12 @@ KVSTRATA_SNAPSHOT_OUTPUT_END = 2
 KVSTRATA_SNAPSHOT_EVERY_N = 4
 KVSTRATA_SNAPSHOT_COMMON_PREFIX = 8
 KVSTRATA_SNAPSHOT_NEVER = 16
+KVSTRATA_COMPRESS_ENTRIES = 1
+KVSTRATA_COMPRESS_INDEX_KEYS = 2
+KVSTRATA_COMPRESS_KEYS_VALUES = 4
+KVSTRATA_COMPRESS_OTHER_ROWS = 8
+KVSTRATA_COMPRESS_STATES = 16
+KVSTRATA_COMPRESS_ALL = 31
 KVSTRATA_LOOKUP_PEEK = 1
 KVSTRATA_LOOKUP_NO_LEASE = 2
 KVSTRATA_MODE_NONE = 0
@@ -469,6 +475,8 @@ class kvstrata_stats(Structure):
         ("memory_evicted_bytes", c_uint64),
         ("memory_bypasses", c_uint64),
         ("memory_lost", c_uint64),
+        ("compressed_from_bytes", c_uint64),
+        ("compressed_to_bytes", c_uint64),
     ]
 
 
@@ -516,6 +524,8 @@ class kvstrata_namespace_options(Structure):
         ("field_stride", c_uint64),
         ("snapshot_policy", c_uint32),
         ("snapshot_every_tokens", c_uint32),
+        ("compress", c_uint32),
+        ("reserved0", c_uint32),
     ]
 
 

@@ -297,7 +297,8 @@ class Case:
         layout = self.named[one["layout"]]
         namespace = self.named[one["cache"]].namespace(
             layout, identity, must_exist=bool(int(one.get("must_exist", 0))),
-            snapshot_policy=int(one.get("policy", 0)), snapshot_every_tokens=int(one.get("every", 0)))
+            snapshot_policy=int(one.get("policy", 0)), snapshot_every_tokens=int(one.get("every", 0)),
+            compress=int(one.get("compress", 0)))
         self.named[name] = Space(namespace, layout)
         return namespace.info
 

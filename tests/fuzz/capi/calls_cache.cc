@@ -131,6 +131,9 @@ void Session::NamespaceOpen() {
     options.snapshot_policy = in_.Number32(31);
     options.snapshot_every_tokens = in_.Number32(16);
   }
+  if (in_.OneIn(2)) {
+    options.compress = in_.OneIn(16) ? in_.Number32(UINT32_MAX) : in_.Number32(KVSTRATA_COMPRESS_ALL);
+  }
   const Input<kvstrata_namespace_options> input(in_, options);
   ErrorOutput error(in_);
   kvstrata_namespace* made = Stray<kvstrata_namespace>();

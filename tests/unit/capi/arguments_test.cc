@@ -168,6 +168,14 @@ TEST_CASE("an error names the field at fault", "[capi]") {
   names.snapshot_policy = KVSTRATA_SNAPSHOT_EVERY_N;
   CheckFailure(kvstrata_namespace_open(world.cache.get(), &names, Out(space), &error), KVSTRATA_E_INVALID_ARGUMENT,
                error, "snapshot_every_tokens");
+  names = world.identity.Options(world.kind.layout->handle.get());
+  names.compress = KVSTRATA_COMPRESS_ALL + 1;
+  CheckFailure(kvstrata_namespace_open(world.cache.get(), &names, Out(space), &error), KVSTRATA_E_INVALID_ARGUMENT,
+               error, "compress");
+  names.compress = 0;
+  names.reserved0 = 1;
+  CheckFailure(kvstrata_namespace_open(world.cache.get(), &names, Out(space), &error), KVSTRATA_E_INVALID_ARGUMENT,
+               error, "reserved0");
 
   MatchHandle match;
   Sequence sequence = RandomSequence(1, 40);

@@ -148,6 +148,8 @@ TEST_CASE("input structs of caches, namespaces and layouts follow the size rule"
   CheckInput<kvstrata_namespace_options>("namespace_options", names, open_space);
   CheckOlder<kvstrata_namespace_options>("namespace_options", names,
                                          offsetof(kvstrata_namespace_options, snapshot_policy), open_space);
+  CheckOlder<kvstrata_namespace_options>("namespace_options", names, offsetof(kvstrata_namespace_options, compress),
+                                         open_space);
   const auto with_fields = [&](const kvstrata_identity_field* field) {
     kvstrata_namespace_options one = names;
     std::vector<std::byte> fields(one.field_count * 512);

@@ -13,7 +13,7 @@ pub const KVSTRATA_VERSION_MAJOR: i32 = 0;
 pub const KVSTRATA_VERSION_MINOR: i32 = 1;
 pub const KVSTRATA_VERSION_PATCH: i32 = 0;
 pub const KVSTRATA_ABI_VERSION: i32 = 0;
-pub const KVSTRATA_FORMAT_VERSION: i32 = 1;
+pub const KVSTRATA_FORMAT_VERSION: i32 = 2;
 pub const KVSTRATA_OK: kvstrata_status = 0;
 pub const KVSTRATA_E_INVALID_ARGUMENT: kvstrata_status = 10;
 pub const KVSTRATA_E_STRUCT_TOO_NEW: kvstrata_status = 12;
@@ -115,6 +115,12 @@ pub const KVSTRATA_SNAPSHOT_OUTPUT_END: i32 = 2;
 pub const KVSTRATA_SNAPSHOT_EVERY_N: i32 = 4;
 pub const KVSTRATA_SNAPSHOT_COMMON_PREFIX: i32 = 8;
 pub const KVSTRATA_SNAPSHOT_NEVER: i32 = 16;
+pub const KVSTRATA_COMPRESS_ENTRIES: i32 = 1;
+pub const KVSTRATA_COMPRESS_INDEX_KEYS: i32 = 2;
+pub const KVSTRATA_COMPRESS_KEYS_VALUES: i32 = 4;
+pub const KVSTRATA_COMPRESS_OTHER_ROWS: i32 = 8;
+pub const KVSTRATA_COMPRESS_STATES: i32 = 16;
+pub const KVSTRATA_COMPRESS_ALL: i32 = 31;
 pub const KVSTRATA_LOOKUP_PEEK: i32 = 1;
 pub const KVSTRATA_LOOKUP_NO_LEASE: i32 = 2;
 pub const KVSTRATA_MODE_NONE: i32 = 0;
@@ -641,6 +647,8 @@ pub struct kvstrata_stats {
     pub memory_evicted_bytes: u64,
     pub memory_bypasses: u64,
     pub memory_lost: u64,
+    pub compressed_from_bytes: u64,
+    pub compressed_to_bytes: u64,
 }
 impl Default for kvstrata_stats {
     fn default() -> Self {
@@ -720,6 +728,8 @@ pub struct kvstrata_namespace_options {
     pub field_stride: u64,
     pub snapshot_policy: u32,
     pub snapshot_every_tokens: u32,
+    pub compress: u32,
+    pub reserved0: u32,
 }
 impl Default for kvstrata_namespace_options {
     fn default() -> Self {

@@ -239,7 +239,7 @@ fn kvstrata_close_info_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_stats_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_stats>(), 728);
+    assert_eq!(size_of::<kvstrata_stats>(), 744);
     assert_eq!(offset_of!(kvstrata_stats, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_stats, reserved0), 4);
     assert_eq!(offset_of!(kvstrata_stats, lookups), 8);
@@ -317,6 +317,8 @@ fn kvstrata_stats_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_stats, memory_evicted_bytes), 704);
     assert_eq!(offset_of!(kvstrata_stats, memory_bypasses), 712);
     assert_eq!(offset_of!(kvstrata_stats, memory_lost), 720);
+    assert_eq!(offset_of!(kvstrata_stats, compressed_from_bytes), 728);
+    assert_eq!(offset_of!(kvstrata_stats, compressed_to_bytes), 736);
 }
 
 #[test]
@@ -355,7 +357,7 @@ fn kvstrata_identity_field_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_namespace_options_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_namespace_options>(), 48);
+    assert_eq!(size_of::<kvstrata_namespace_options>(), 56);
     assert_eq!(offset_of!(kvstrata_namespace_options, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_namespace_options, flags), 4);
     assert_eq!(offset_of!(kvstrata_namespace_options, layout), 8);
@@ -364,6 +366,8 @@ fn kvstrata_namespace_options_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_namespace_options, field_stride), 32);
     assert_eq!(offset_of!(kvstrata_namespace_options, snapshot_policy), 40);
     assert_eq!(offset_of!(kvstrata_namespace_options, snapshot_every_tokens), 44);
+    assert_eq!(offset_of!(kvstrata_namespace_options, compress), 48);
+    assert_eq!(offset_of!(kvstrata_namespace_options, reserved0), 52);
 }
 
 #[test]

@@ -551,6 +551,7 @@ impl Case {
                 must_exist: step.number("must_exist") != 0,
                 snapshot_policy: step.number("policy") as u32,
                 snapshot_every_tokens: step.number("every") as u32,
+                compress: step.number("compress") as u32,
             };
             let made = self.caches[step.value("cache").unwrap_or("")].namespace(&layout, &fields, options)?;
             self.spaces.insert(step.name.clone(), (made, layout));

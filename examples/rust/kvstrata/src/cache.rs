@@ -86,6 +86,8 @@ pub struct NamespaceOptions {
     pub must_exist: bool,
     pub snapshot_policy: u32,
     pub snapshot_every_tokens: u32,
+    /// `KVSTRATA_COMPRESS_*`
+    pub compress: u32,
 }
 
 /// What besides its token id makes a position's rows what they are.
@@ -212,6 +214,7 @@ impl Cache {
             field_count: fields.len() as u64,
             snapshot_policy: options.snapshot_policy,
             snapshot_every_tokens: options.snapshot_every_tokens,
+            compress: options.compress,
             ..Default::default()
         };
         make(|out, error| unsafe { sys::kvstrata_namespace_open(self.raw(), &c, out, error) }).map(Namespace)
