@@ -38,7 +38,7 @@ void Cache::AddPut(const std::shared_ptr<Put>& put) {
 
 absl::Status Cache::SubmitPut(const std::shared_ptr<Put>& put, Deadline deadline) {
   auto* reference = new std::shared_ptr<Put>(put);
-  const storage::Request request{storage::Put{put->key, std::span(put->parts), put->meta}, {&CompletePut, reference}};
+  const storage::Request request{storage::Put{put->key, {&put->record, 1}, put->meta}, {&CompletePut, reference}};
   absl::Status status = SubmitPatiently(storage(), request, deadline);
   if (!status.ok()) delete reference;
   return status;

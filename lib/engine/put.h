@@ -50,10 +50,9 @@ struct Put {
   std::shared_ptr<Put> parent;
   trie::NodeRef pinned;
 
-  std::vector<std::byte> head;
   std::vector<std::byte> meta;
   StagingBuffer staging;
-  base::ByteView parts[2];
+  base::ByteView record;  // in it: head and rows
 
   // How often the storage had no room for it.
   uint32_t retries = 0;

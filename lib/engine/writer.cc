@@ -374,14 +374,12 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t
   if (absl::Status status = CheckExact(name_space_->BlockEnd(block + count)); !status.ok()) return status;
   absl::StatusOr<format::RecordHead> head = RunHead(block, count);
   if (!head.ok()) return head.status();
-  uint64_t payload = 0;
-  for (const format::Slice& slice : head->slices) payload += slice.bytes * count;
-  const uint64_t room = payload + CodingBytes(*head, payload);
-  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(room, PinnedDevice(), deadline);
+  const Room room = RoomOf(*head);
+  absl::StatusOr<StagingBuffer> staging = cache_->staging()->Acquire(room.bytes(), PinnedDevice(), deadline);
   if (!staging.ok()) return staging.status();
   auto put = std::make_shared<Put>();
   put->staging = *std::move(staging);
-  uint64_t offset = 0;
+  uint64_t offset = room.head;
   for (const format::Slice& slice : head->slices) {
     if (slice.absent) continue;
     const uint64_t rows = layout().BlockRows(slice.stream);
@@ -390,21 +388,30 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t
     if (!status.ok()) return status;
     offset += slice.bytes * count;
   }
-  Seal(put.get(), *std::move(head), payload);
+  Seal(put.get(), *std::move(head), room);
   return put;
 }
 
-// The staging memory that coding takes beside the payload. What leaves no room for it is stored as it is.
-uint64_t Writer::CodingBytes(const format::RecordHead& head, uint64_t payload_bytes) const {
-  const uint64_t bytes = Coding().ScratchBytes(head);
-  return payload_bytes + bytes <= cache_->staging()->capacity() ? bytes : 0;
+// What leaves no room for coding is stored as it is.
+Writer::Room Writer::RoomOf(const format::RecordHead& head) const {
+  Room room;
+  for (const format::Slice& slice : head.slices) room.rows += slice.bytes * head.blocks();
+  const auto head_bytes = [&](bool coded) {
+    return format::HeadBytes(head.tokens.size(), head.extra.size(), head.slices.size(), head.blocks(), coded);
+  };
+  room.coding = Coding().ScratchBytes(head);
+  room.head = head_bytes(room.coding > 0);
+  if (room.coding > 0 && room.bytes() > cache_->staging()->capacity()) room = {head_bytes(false), room.rows, 0};
+  return room;
 }
 
 // Codes slices where that was asked for, and fills in what the record's placement decides: sequence, checksums, head
 // and meta.
-void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
-  if (put->staging.size() > payload_bytes) {
-    const SliceCoding::Result coded = Coding().Code(put->staging.bytes(), &head);
+void Writer::Seal(Put* put, format::RecordHead head, const Room& room) {
+  const base::MutableBytes rows = put->staging.bytes().subspan(room.head);
+  uint64_t payload_bytes = room.rows;
+  if (room.coding > 0) {
+    const SliceCoding::Result coded = Coding().Code(rows, &head);
     payload_bytes = coded.payload_bytes;
     put->compressed_from = coded.rows_bytes;
     put->compressed_to = coded.stored_bytes;
@@ -417,7 +424,7 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   uint64_t offset = 0;
   for (size_t i = 0; i < head.slices.size(); ++i) {
     for (uint64_t block = 0; block < head.blocks(); ++block) {
-      const base::ByteView bytes = put->staging.view().subspan(offset, head.StoredBytes(i, block));
+      const base::ByteView bytes = rows.subspan(offset, head.StoredBytes(i, block));
       head.checksums.push_back(base::Checksum(bytes, head.identity.sequence));
       offset += bytes.size();
     }
@@ -435,10 +442,12 @@ void Writer::Seal(Put* put, format::RecordHead head, uint64_t payload_bytes) {
   const base::BlockDigest key =
       snapshot ? format::SnapshotKey(head.identity.key, head.identity.position, head.identity.tail) : head.identity.key;
   put->key = {format::MakeRecordKey(head.identity.kind, key)};
-  put->head = format::EncodeHead(head);
-  put->parts[0] = put->head;
-  put->parts[1] = put->staging.view().first(payload_bytes);
-  const uint64_t record_bytes = put->head.size() + payload_bytes;
+  // Before the rows, in one piece with them: a storage can write what begins at a page from where it lies. The head of
+  // a record that was to be coded, and is not, does not fill its room.
+  const std::vector<std::byte> encoded = format::EncodeHead(head);
+  std::ranges::copy(encoded, rows.data() - encoded.size());
+  const uint64_t record_bytes = encoded.size() + payload_bytes;
+  put->record = put->staging.view().subspan(room.head - encoded.size(), record_bytes);
   put->meta = format::EncodeRecordMeta({head.identity, record_bytes, head.more, head.coded()});
   put->stored_bytes = cache_->storage().StoredBytes(record_bytes, put->meta.size());
 }
@@ -499,7 +508,7 @@ absl::StatusOr<uint64_t> Writer::Launch(const std::shared_ptr<Put>& put, uint64_
 
 absl::Status Writer::LaunchSnapshot(Captured captured) {
   const uint64_t depth = captured.head.identity.position / name_space_->facts.block_tokens;
-  Seal(captured.put.get(), std::move(captured.head), captured.payload_bytes);
+  Seal(captured.put.get(), std::move(captured.head), captured.room);
   return Launch(captured.put, depth, WaitDeadline()).status();
 }
 
@@ -615,27 +624,26 @@ absl::StatusOr<Writer::Captured> Writer::CaptureSnapshot(uint64_t position, bool
   std::vector<RowRange> ranges;
   absl::StatusOr<format::RecordHead> head = SnapshotHead(position, &ranges);
   if (!head.ok()) return head.status();
-  uint64_t payload = 0;
-  for (const format::Slice& slice : head->slices) payload += slice.bytes;
-  const uint64_t room = payload + CodingBytes(*head, payload);
+  const Room room = RoomOf(*head);
   // A state that is held for long must leave the staging memory to others: it gets only what is free, up to half.
   StagingPool& pool = *cache_->staging();
-  if (to_hold && pool.usage().used + room > pool.capacity() / 2) {
+  if (to_hold && pool.usage().used + room.bytes() > pool.capacity() / 2) {
     return base::MakeStatus(base::Code::kBusy, "staging_bytes", "half of it is in use");
   }
   absl::StatusOr<StagingBuffer> staging =
-      to_hold ? pool.TryAcquire(room, PinnedDevice()) : pool.Acquire(room, PinnedDevice(), WaitDeadline());
+      to_hold ? pool.TryAcquire(room.bytes(), PinnedDevice())
+              : pool.Acquire(room.bytes(), PinnedDevice(), WaitDeadline());
   if (!staging.ok()) return staging.status();
   auto put = std::make_shared<Put>();
   put->staging = *std::move(staging);
-  uint64_t offset = 0;
+  uint64_t offset = room.head;
   for (const format::Slice& slice : head->slices) {
     if (slice.bytes == 0) continue;
     absl::Status status = Gather(slice.stream, ranges[slice.stream], offset, slice.bytes, &put->staging);
     if (!status.ok()) return status;
     offset += slice.bytes;
   }
-  return Captured{std::move(put), *std::move(head), payload};
+  return Captured{std::move(put), *std::move(head), room};
 }
 
 absl::StatusOr<std::vector<uint64_t>> Writer::SnapshotPositions(const Prompt& prompt) {

@@ -67,11 +67,17 @@ class Writer {
   const std::shared_ptr<Cache>& cache() const { return cache_; }
 
  private:
+  // How the staging memory of one record is cut: its head's room, its rows, and what coding takes.
+  struct Room {
+    uint64_t head = 0, rows = 0, coding = 0;
+
+    uint64_t bytes() const { return head + rows + coding; }
+  };
   // A snapshot in staging memory, not sealed yet: most that are held while decoding are replaced, never stored.
   struct Captured {
     std::shared_ptr<Put> put;
     format::RecordHead head;
-    uint64_t payload_bytes = 0;
+    Room room;
   };
 
   Writer() = default;
@@ -103,8 +109,8 @@ class Writer {
   absl::Status Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging);
   absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished);
   SliceCoding Coding() const { return {layout(), options_.compress, cache_->staging()->capacity()}; }
-  uint64_t CodingBytes(const format::RecordHead& head, uint64_t payload_bytes) const;
-  void Seal(Put* put, format::RecordHead head, uint64_t payload_bytes);
+  Room RoomOf(const format::RecordHead& head) const;
+  void Seal(Put* put, format::RecordHead head, const Room& room);
   absl::StatusOr<uint64_t> Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth, Deadline deadline);
   absl::Status LaunchSnapshot(Captured captured);
   absl::Status CheckExact(uint64_t end) const;
