@@ -18,6 +18,10 @@ namespace kvstrata::core::engine {
 namespace {
 
 constexpr size_t kMaxJobs = 1024;
+// So many make a worker write them down.
+constexpr uint64_t kUsesToSave = 1024;
+// A close waits for the workers: none may hang on a storage that does.
+constexpr uint64_t kUsesPatienceMs = 1000;
 // 128 Mi keys, twice the blocks that any index holds. The table is there, and filled, from the start.
 constexpr uint64_t kMaxGhostBytes = uint64_t{1} << 30;
 constexpr std::chrono::milliseconds kIdleFollow(250);
@@ -188,6 +192,7 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
   for (std::thread& worker : workers_) worker.join();
   workers_.clear();
   absl::Status status;
+  if (dropped.dropped_blocks + dropped.dropped_snapshots == 0) SaveUses(1, deadline);
   const auto patience_left = [deadline] {
     return std::max(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
   };
@@ -235,6 +240,7 @@ void Cache::WorkerLoop(uint32_t index) {
     }
     if (job != nullptr) {
       job();
+      SaveUses(kUsesToSave, DeadlineAfterMs(kUsesPatienceMs));
     } else if (FollowMarks().ok()) {
       FollowOthers();
     }
@@ -313,6 +319,7 @@ absl::Status Cache::Sync() {
   if (!options_.storage->capabilities().durable_sync) {
     return base::MakeStatus(base::Code::kUnsupported, "sync", "this storage cannot make records durable");
   }
+  SaveUses(1, DeadlineAfterMs(options_.io_timeout_ms));
   absl::Status status = flush_failed_ ? absl::OkStatus() : FlushStorage();
   // Asked last, since the flush of another thread may have failed and dropped something meanwhile.
   if (status.ok() && flush_failed_) {
@@ -329,11 +336,15 @@ absl::Status Cache::FlushStorage() {
 }
 
 absl::Status Cache::PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta) {
+  return PutAndWait(key, payload, meta, DeadlineAfterMs(options_.io_timeout_ms));
+}
+
+absl::Status Cache::PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta,
+                               Deadline deadline) {
   auto put = std::make_shared<SmallPut>();
   put->payload.assign(payload.begin(), payload.end());
   put->meta.assign(meta.begin(), meta.end());
   put->part = put->payload;
-  const Deadline deadline = DeadlineAfterMs(options_.io_timeout_ms);
   auto* reference = new std::shared_ptr<SmallPut>(put);
   const storage::Request request{storage::Put{key, std::span(&put->part, 1), put->meta},
                                  {&SmallPut::Complete, reference}};

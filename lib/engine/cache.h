@@ -47,6 +47,7 @@
 #include "lib/engine/device.h"
 #include "lib/engine/events.h"
 #include "lib/engine/other_records.h"
+#include "lib/engine/saved_uses.h"
 #include "lib/engine/staging.h"
 #include "lib/engine/stats.h"
 #include "lib/format/record.h"
@@ -248,6 +249,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::Status Enqueue(std::function<void()> job);
 
   // Blocking storage calls for small records.
+  absl::Status PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta,
+                          std::chrono::steady_clock::time_point deadline);
   absl::Status PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta);
   absl::StatusOr<std::vector<std::byte>> GetAndWait(const storage::Key& key, uint64_t offset, uint64_t bytes);
 
@@ -258,10 +261,12 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::Status RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
                                  std::set<format::NamespaceId>* later_lives);
   void LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas);
-  void RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
-  void RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals);
+  void RecoverRuns(std::vector<format::RecordMeta> metas, const SavedUses& saved, std::vector<Removal>* removals);
+  void RecoverSnapshots(std::vector<format::RecordMeta> metas, const SavedUses& saved, std::vector<Removal>* removals);
+  absl::StatusOr<std::vector<std::byte>> ReadOnlySlice(const format::RecordMeta& meta, uint64_t most_bytes);
   absl::StatusOr<std::shared_ptr<NameSpace>> ReadNamespace(const format::RecordMeta& meta);
-  uint32_t RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes, uint64_t tick);
+  uint32_t RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes, uint64_t tick,
+                      const SavedUses& saved);
   absl::Status StartEpoch(uint64_t newest_sequence);
   absl::Status WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life);
   absl::Status MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const;  // locked
@@ -282,11 +287,23 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void TakeOverAll(const base::BlockDigest& root);
   void CountTakenOver();
   bool IsOtherBlock(const trie::BlockInfo& block) const;
+  bool IsOtherSnapshot(const NameSpace& space, const trie::SnapshotInfo& snapshot) const;
   // False: it is our own.
   bool ForgetOtherBlock(const trie::BlockInfo& block);
   bool ForgetOtherSnapshot(const storage::Key& key, uint64_t bytes);
   bool SpareOtherSnapshot(NameSpace& space, const trie::SnapshotInfo& snapshot);
   absl::Status FlushStorage();
+
+  // What is known of uses, kept for the next open (save_uses.cc).
+  struct UsesCursor;
+  // That at least `least` uses have not been written down, and as many as make it worth while. Locked.
+  bool UsesAreDue(uint64_t least) const;
+  void SaveUses(uint64_t least, std::chrono::steady_clock::time_point deadline);
+  format::Uses CollectUses(UsesCursor* cursor);
+  bool WriteUses(uint64_t part, const format::Uses& uses, std::chrono::steady_clock::time_point deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(uses_mutex_);
+  bool MakeRoomForUses(uint64_t bytes);
+  absl::Status ReadUses(std::vector<format::RecordMeta> metas, SavedUses* saved);
 
   bool RetryPut(const std::shared_ptr<Put>& put);
   void ResolvePut(const std::shared_ptr<Put>& put, std::vector<Removal>* removals);
@@ -361,6 +378,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t other_bytes_ = 0;  // namespace and store records, and what could not be removed
   uint64_t store_record_bytes_ = 0;
   uint64_t pinned_bytes_ = 0;
+  uint64_t saved_tick_ = 0;           // the last that was written down
+  base::Mutex uses_mutex_;            // before mutex_; who writes uses down
+  std::vector<uint64_t> uses_bytes_;  // by part, as stored; the writer's, and at opening
   double read_rate_ = 0;  // bytes per second of recent restores; 0: none yet
 
   // What others that share the storage have.

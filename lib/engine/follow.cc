@@ -150,7 +150,7 @@ void Cache::Heed(const storage::FeedEntry& entry, std::vector<format::RecordMeta
     if (!namespaces_.contains(meta->identity.key.digest)) spaces->push_back(*meta);
     return;
   }
-  if (meta->identity.kind == format::RecordKind::kStore) return;
+  if (meta->identity.kind == format::RecordKind::kStore || meta->identity.kind == format::RecordKind::kUses) return;
   const OtherRecord* const known = others_.Find(key);
   if (known != nullptr && known->meta.identity == meta->identity) return;
   LoseOther(key, removals);
@@ -322,15 +322,19 @@ bool Cache::ForgetOtherSnapshot(const storage::Key& key, uint64_t bytes) {
   return true;
 }
 
-// Snapshots of others take nothing of ours, and would not come back while their block stays: they are passed over.
-bool Cache::SpareOtherSnapshot(NameSpace& space, const trie::SnapshotInfo& snapshot) {
+bool Cache::IsOtherSnapshot(const NameSpace& space, const trie::SnapshotInfo& snapshot) const {
   if (others_.empty()) return false;
   const bool at_root = snapshot.node == space.trie.root();
   const std::optional<trie::BlockInfo> block = space.trie.Get(snapshot.node);
   if (!at_root && !block.has_value()) return false;
   const base::BlockDigest& boundary = at_root ? space.trie.root_key() : block->key;
   const base::BlockDigest key = format::SnapshotKey(boundary, snapshot.position, snapshot.tail_digest);
-  if (!others_.IsIndexed({format::MakeRecordKey(format::RecordKind::kSnapshot, key)})) return false;
+  return others_.IsIndexed({format::MakeRecordKey(format::RecordKind::kSnapshot, key)});
+}
+
+// Snapshots of others take nothing of ours, and would not come back while their block stays: they are passed over.
+bool Cache::SpareOtherSnapshot(NameSpace& space, const trie::SnapshotInfo& snapshot) {
+  if (!IsOtherSnapshot(space, snapshot)) return false;
   space.snapshots.Touch(snapshot.snapshot, NextTick());
   return true;
 }

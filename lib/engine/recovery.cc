@@ -3,8 +3,9 @@
 // no row ever is.
 //
 // A run is taken when its namespace's present life is its own and its first block's parent was taken; anything else is
-// an orphan and leaves the storage (unless it is opened read-only). Recency is the order of writing: the storage keeps
-// no other. Blocks of a run that had been evicted come back with it, but for those that were stored anew.
+// an orphan and leaves the storage (unless it is opened read-only). Recency and frequency are those that were written
+// down (save_uses.cc); what was stored after that is the hottest, in the order of writing. Blocks of a run that had
+// been evicted come back with it as the coldest, but for those that were stored anew.
 #include <algorithm>
 #include <string>
 #include <utility>
@@ -24,7 +25,7 @@ constexpr uint64_t kMaxNamespaceRecordBytes = 16u << 20;
 }  // namespace
 
 absl::Status Cache::Recover() {
-  std::vector<format::RecordMeta> spaces, runs, snapshots;
+  std::vector<format::RecordMeta> spaces, runs, snapshots, uses;
   uint64_t newest_sequence = 0;
   absl::flat_hash_set<storage::Key> seen;  // a storage may list a record more than once
   if (absl::Status status = FollowMarks(); !status.ok()) return status;
@@ -48,6 +49,7 @@ absl::Status Cache::Recover() {
         case format::RecordKind::kBlock: runs.push_back(*meta); break;
         case format::RecordKind::kSnapshot: snapshots.push_back(*meta); break;
         case format::RecordKind::kNamespace: spaces.push_back(*meta); break;
+        case format::RecordKind::kUses: uses.push_back(*meta); break;
         case format::RecordKind::kStore:
           // The store's own record: its position is the last epoch.
           newest_sequence =
@@ -65,10 +67,13 @@ absl::Status Cache::Recover() {
   LeaveAlone(later_lives, &runs);
   LeaveAlone(later_lives, &snapshots);
   std::vector<Removal> removals;
+  SavedUses saved;
+  if (absl::Status status = ReadUses(std::move(uses), &saved); !status.ok()) return status;
   {
     base::MutexLock lock(mutex_);
-    RecoverRuns(std::move(runs), &removals);
-    RecoverSnapshots(std::move(snapshots), &removals);
+    RecoverRuns(std::move(runs), saved, &removals);
+    RecoverSnapshots(std::move(snapshots), saved, &removals);
+    saved_tick_ = tick_;
   }
   if (options_.read_only) {
     if (follows_) CountTakenOver();
@@ -119,21 +124,28 @@ absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& met
   return absl::OkStatus();
 }
 
-absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::RecordMeta& meta) {
-  if (meta.payload_bytes > kMaxNamespaceRecordBytes) return base::Corrupt("namespace", "larger than any can be");
+// Of a record that has nothing but one nameless slice.
+absl::StatusOr<std::vector<std::byte>> Cache::ReadOnlySlice(const format::RecordMeta& meta, uint64_t most_bytes) {
+  if (meta.payload_bytes > most_bytes) return base::Corrupt("record", "larger than any can be");
   const absl::StatusOr<std::vector<std::byte>> bytes = GetAndWait(KeyOfRecord(meta.identity), 0, meta.payload_bytes);
   if (!bytes.ok()) return bytes.status();
   const uint64_t head_bytes = format::HeadBytes(0, 0, 1);
-  if (bytes->size() < head_bytes) return base::Corrupt("namespace", "cut off");
+  if (bytes->size() < head_bytes) return base::Corrupt("record", "cut off");
   const base::ByteView view = *bytes;
   const absl::StatusOr<format::RecordHead> head = format::DecodeHead(view.first(head_bytes));
   if (!head.ok()) return head.status();
-  const base::ByteView frame = view.subspan(head_bytes);
-  if (head->identity != meta.identity || head->slices.size() != 1 || head->slices[0].bytes != frame.size() ||
-      head->checksums[0] != base::Checksum(frame, meta.identity.sequence)) {
-    return base::Corrupt("namespace", "its head does not fit its bytes");
+  const base::ByteView slice = view.subspan(head_bytes);
+  if (head->identity != meta.identity || head->slices.size() != 1 || head->slices[0].bytes != slice.size() ||
+      head->checksums[0] != base::Checksum(slice, meta.identity.sequence)) {
+    return base::Corrupt("record", "its head does not fit its bytes");
   }
-  const absl::StatusOr<std::string> plain = codec::DecodeMeta(base::AsText(frame), codec::kMaxMetaBytes);
+  return std::vector<std::byte>(slice.begin(), slice.end());
+}
+
+absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::RecordMeta& meta) {
+  const absl::StatusOr<std::vector<std::byte>> frame = ReadOnlySlice(meta, kMaxNamespaceRecordBytes);
+  if (!frame.ok()) return frame.status();
+  const absl::StatusOr<std::string> plain = codec::DecodeMeta(base::AsText(*frame), codec::kMaxMetaBytes);
   if (!plain.ok()) return plain.status();
   auto parts = DecodeNamespace(base::AsBytes(*plain));
   if (!parts.ok()) return parts.status();
@@ -145,14 +157,15 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::Re
   return space;
 }
 
-void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
+void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, const SavedUses& saved,
+                        std::vector<Removal>* removals) {
   std::map<format::NamespaceId, NameSpace*> by_life;
   for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
   std::vector<uint64_t> sequences;
   absl::flat_hash_map<storage::Key, const format::RecordIdentity*> by_key;
   for (const format::RecordMeta& meta : metas) sequences.push_back(meta.identity.sequence);
   std::sort(sequences.begin(), sequences.end());
-  tick_ = sequences.size();
+  tick_ = saved.tick() + sequences.size();
   // Parents before children: a block's position is larger than its parent's, and the parent's than its run's.
   std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
     return a.identity.position < b.identity.position;
@@ -176,9 +189,10 @@ void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Remov
     stats_.bytes_in += bytes;
     row_bytes_ += bytes;
     const auto rank = std::lower_bound(sequences.begin(), sequences.end(), meta.identity.sequence);
-    const uint64_t tick = static_cast<uint64_t>(rank - sequences.begin()) + 1;
+    const uint64_t tick = saved.tick() + static_cast<uint64_t>(rank - sequences.begin()) + 1;
     const auto space = by_life.find(meta.identity.name_space);
-    const uint32_t taken = space == by_life.end() ? 0 : RecoverRun(*space->second, meta, own_blocks(meta), bytes, tick);
+    const uint32_t taken =
+        space == by_life.end() ? 0 : RecoverRun(*space->second, meta, own_blocks(meta), bytes, tick, saved);
     stats_.recovered_blocks += taken;
     if (taken > 0) continue;
     stats_.skipped_orphans += 1;
@@ -188,7 +202,7 @@ void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, std::vector<Remov
 
 // The first `most` blocks, as far as the index takes them; how many that was.
 uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes,
-                           uint64_t tick) {
+                           uint64_t tick, const SavedUses& saved) {
   const format::RecordIdentity& identity = meta.identity;
   const uint64_t block_tokens = space.facts.block_tokens;
   if (identity.position == 0 || identity.position % block_tokens != 0) return 0;
@@ -207,8 +221,16 @@ uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uin
   uint32_t taken = 0;
   for (; taken < most; ++taken) {
     const base::BlockDigest& key = taken == 0 ? identity.key : meta.more[taken - 1];
-    const auto inserted = space.trie.Insert(parent, key, identity.sequence, taken == 0 ? bytes : 0, tick,
-                                            /*expires_at=*/0, {}, {taken, blocks});
+    trie::BlockWorth worth;
+    uint32_t expires_at = 0;
+    if (const format::BlockUses* uses = saved.Block(identity.sequence, taken); uses != nullptr) {
+      worth = {static_cast<trie::Priority>(uses->priority), uses->frequency, uses->heat};
+      expires_at = uses->expires_at;
+    } else if (saved.Block(identity.sequence, 0) != nullptr) {
+      worth.heat = 0;  // it had been evicted, and came back with its run
+    }
+    const auto inserted = space.trie.Insert(parent, key, identity.sequence, taken == 0 ? bytes : 0, tick, expires_at,
+                                            worth, {taken, blocks});
     if (!inserted.ok() || !inserted->inserted) break;
     parent = inserted->node;
   }
@@ -216,7 +238,8 @@ uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uin
   return taken;
 }
 
-void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<Removal>* removals) {
+void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, const SavedUses& saved,
+                             std::vector<Removal>* removals) {
   std::map<format::NamespaceId, NameSpace*> by_life;
   for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
   std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
@@ -233,9 +256,13 @@ void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, std::vector<
       const bool at_root = meta.identity.key == name_space.trie.root_key();
       const std::optional<trie::NodeRef> node =
           at_root ? std::optional(name_space.trie.root()) : FindOrAdopt(name_space, meta.identity.key);
-      const auto added = node.has_value() ? name_space.snapshots.Add(*node, meta.identity.position, meta.identity.tail,
-                                                                     meta.identity.sequence, bytes, NextTick())
-                                          : absl::StatusOr<trie::SnapshotInsertResult>(absl::NotFoundError("boundary"));
+      const format::SnapshotUses* const uses = saved.Snapshot(meta.identity.sequence);
+      const auto added =
+          node.has_value()
+              ? name_space.snapshots.Add(*node, meta.identity.position, meta.identity.tail, meta.identity.sequence,
+                                         bytes, uses != nullptr ? uses->last_use : NextTick(),
+                                         uses != nullptr ? uses->frequency : 0)
+              : absl::StatusOr<trie::SnapshotInsertResult>(absl::NotFoundError("boundary"));
       if (added.ok() && added->inserted) {
         stats_.recovered_snapshots += 1;
         continue;

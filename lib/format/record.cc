@@ -62,7 +62,7 @@ absl::Status ReadIdentity(base::ByteReader& in, uint32_t expected_magic, RecordI
     return base::MakeStatus(base::Code::kFormatTooNew, "version",
                             std::to_string(version) + " is newer than " + std::to_string(kFormatVersion));
   }
-  if (!in.Read(&kind) || kind < 1 || kind > 4) return base::Corrupt("kind", std::to_string(kind));
+  if (!in.Read(&kind) || kind < 1 || kind > 5) return base::Corrupt("kind", std::to_string(kind));
   identity->kind = static_cast<RecordKind>(kind);
   *coded = version > kPlainVersion;
   if (*coded && identity->kind != RecordKind::kBlock && identity->kind != RecordKind::kSnapshot) {

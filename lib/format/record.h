@@ -44,6 +44,7 @@ enum class RecordKind : uint16_t {
   kSnapshot = 2,   // the state at one position, and the rows that are complete since the block boundary before it
   kNamespace = 3,  // identity and layout text of a namespace, and its present life
   kStore = 4,      // the epoch from which sequence numbers are made
+  kUses = 5,       // a part of what is known of the use of blocks and snapshots (uses.h)
 };
 
 // One life of a namespace: random, never reused. Records of an earlier life are dead.
@@ -62,8 +63,10 @@ struct RecordIdentity {
   RecordKind kind = RecordKind::kBlock;
   NamespaceId name_space{};
   uint64_t sequence = 0;
-  uint64_t position = 0;     // tokens: the first block's end, or the snapshot's position; kStore: the epoch
-  base::BlockDigest key;     // the first block's key; of a snapshot its boundary block's; of a namespace its root key
+  uint64_t position = 0;     // tokens: the first block's end, or the snapshot's position; kStore: the epoch; kUses: 0
+  // The first block's key; of a snapshot its boundary block's; of a namespace its root key; of uses the part's number
+  // in digest.lo.
+  base::BlockDigest key;
   base::BlockDigest parent;  // runs: the key of the first block's parent; else zero
   base::Digest128 tail;      // snapshots: base::TailDigest of the tokens after the boundary; else zero
 

@@ -70,6 +70,9 @@ class EvictionOrder {
   // A block of this heat has been evicted to make room, at `tick`.
   void Evicted(uint64_t heat, uint64_t tick) { frontier_ = std::max(frontier_, std::min({heat, tick, kMaxHeat})); }
 
+  // As it was when heats that are taken over now were made. `frontier` is no later than the latest tick.
+  void GoOnFrom(uint64_t frontier) { frontier_ = std::max(frontier_, std::min(frontier, kMaxHeat)); }
+
   void Add(uint64_t cost, uint64_t bytes) {
     cost_ += cost;
     bytes_ += bytes;

@@ -107,7 +107,8 @@ uint32_t SnapshotIndex::FindEntry(NodeRef node, uint64_t position, const base::D
 
 absl::StatusOr<SnapshotInsertResult> SnapshotIndex::Add(NodeRef node, uint64_t position,
                                                         const base::Digest128& tail_digest, uint64_t sequence,
-                                                        uint64_t bytes, uint64_t tick) {
+                                                        uint64_t bytes, uint64_t tick,
+                                                        uint32_t frequency) {
   if (!trie_->IsLive(node)) return base::MakeStatus(base::Code::kNotFound, "node", "the block has been removed");
   const uint64_t depth = trie_->Get(node)->depth;
   if (position / block_tokens_ != depth) {
@@ -128,7 +129,7 @@ absl::StatusOr<SnapshotInsertResult> SnapshotIndex::Add(NodeRef node, uint64_t p
   entry.bytes = bytes;
   entry.last_use = std::min(tick, Trie::kMaxTick);
   entry.node = node;
-  entry.frequency = 0;
+  entry.frequency = frequency;
   entry.leases = 0;
   entry.state = State::kLive;
   Link(index);
@@ -267,6 +268,15 @@ SnapshotInfo SnapshotIndex::Drop(uint32_t index) {
 std::optional<SnapshotInfo> SnapshotIndex::Get(SnapshotRef snapshot) const {
   if (!Exists(snapshot)) return std::nullopt;
   return InfoOf(snapshot.index);
+}
+
+uint64_t SnapshotIndex::VisitSlots(uint64_t slot, uint64_t count, const Visitor& visit) const {
+  if (slot >= entries_.size()) return 0;
+  const uint64_t end = slot + std::min<uint64_t>(count, entries_.size() - slot);
+  for (uint64_t i = slot; i < end; ++i) {
+    if (entries_[i].state == State::kLive) visit(InfoOf(static_cast<uint32_t>(i)));
+  }
+  return end == entries_.size() ? 0 : end;
 }
 
 uint64_t SnapshotIndex::MemoryBytes() const {

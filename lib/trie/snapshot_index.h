@@ -71,7 +71,8 @@ class SnapshotIndex {
   // Errors: kNotFound ("node": gone or dead), kInvalidArgument ("position": not within the node's next block),
   // kTooLarge ("snapshots": 2^32 - 2 at most).
   absl::StatusOr<SnapshotInsertResult> Add(NodeRef node, uint64_t position, const base::Digest128& tail_digest,
-                                           uint64_t sequence, uint64_t bytes, uint64_t tick);
+                                           uint64_t sequence, uint64_t bytes, uint64_t tick,
+                                           uint32_t frequency = 0);
 
   // The snapshots on the path from the root to `deepest` with position <= limit, newest position first (then newest
   // sequence), at most max_count. Those inside a block (position % block_tokens != 0) are given only if their tail
@@ -99,6 +100,8 @@ class SnapshotIndex {
   uint64_t RemoveAt(NodeRef node, const Visitor& on_removed = nullptr);
 
   std::optional<SnapshotInfo> Get(SnapshotRef snapshot) const;  // live or dead
+  // As Trie::VisitSlots.
+  uint64_t VisitSlots(uint64_t slot, uint64_t count, const Visitor& visit) const;
 
   uint64_t count() const { return live_count_; }
   uint64_t bytes() const { return live_bytes_; }

@@ -188,7 +188,7 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   ++live_count_;
   live_bytes_ += bytes;
   options_.order->Add(options_.block_cost, bytes);
-  node.heat = HeatOf(node, tick) & kMaxTick;
+  node.heat = (worth.heat.has_value() ? std::min(*worth.heat, kMaxTick) : HeatOf(node, tick)) & kMaxTick;
   NoteExpiry(node.expiry());
   LinkChild(parent.index, index);
   HeapUpdate(index);
@@ -526,6 +526,16 @@ NodeRef Trie::FirstChild(NodeRef node) const {
 
 NodeRef Trie::NextSibling(NodeRef node) const {
   return IsLive(node) ? RefOf(nodes_[node.index].next_sibling) : NodeRef{};
+}
+
+uint64_t Trie::VisitSlots(uint64_t slot, uint64_t count, const Visitor& visit) const {
+  const uint64_t first = std::max<uint64_t>(slot, 1);  // 0 is the root's
+  if (first >= node_count_) return 0;
+  const uint64_t end = first + std::min(count, node_count_ - first);
+  for (uint64_t i = first; i < end; ++i) {
+    if (nodes_[i].state == kLive) visit(InfoOf(static_cast<uint32_t>(i)));
+  }
+  return end == node_count_ ? 0 : end;
 }
 
 void Trie::SetMark(NodeRef node, bool marked) {

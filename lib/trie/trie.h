@@ -156,6 +156,8 @@ struct TrieOptions {
 struct BlockWorth {
   Priority priority = Priority::kNormal;
   uint32_t frequency = 0;  // uses before this insert, as far as anybody remembers
+  // As an earlier trie had it of the block; without it, that of a use at the insert's tick.
+  std::optional<uint64_t> heat = std::nullopt;
 };
 
 struct MatchResult {
@@ -261,6 +263,10 @@ class Trie {
   // Children, newest first: for (c = FirstChild(n); c.valid(); c = NextSibling(c)).
   NodeRef FirstChild(NodeRef node) const;
   NodeRef NextSibling(NodeRef node) const;
+
+  // Tells of the live blocks among the next `count` slots from `slot` on. Where to go on; 0 at the end. From 0 to 0
+  // every block is told of that is there all the while. `visit` may not call back into the trie.
+  uint64_t VisitSlots(uint64_t slot, uint64_t count, const Visitor& visit) const;
 
   // A bit per node that its owner (the snapshot index) sets and clears: this node has snapshots.
   void SetMark(NodeRef node, bool marked);

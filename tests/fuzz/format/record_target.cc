@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Meta and head of a record, and a namespace's text: refused, or exactly what would be written again. Checksums are
-// put right first, since no random change would ever get past them.
+// Meta and head of a record, a namespace's text and a table of uses: refused, or exactly what would be written again.
+// Checksums are put right first, since no random change would ever get past them.
 #include "lib/format/record.h"
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 
 #include "lib/base/checksum.h"
 #include "lib/engine/name_space.h"
+#include "lib/format/uses.h"
 #include "tests/fuzz/layout/target.h"
 
 namespace base = kvstrata::core::base;
@@ -30,6 +31,11 @@ void TryHead(base::ByteView bytes) {
   if (head.ok()) Promise(std::ranges::equal(format::EncodeHead(*head), bytes));
 }
 
+void TryUses(base::ByteView bytes) {
+  const auto uses = format::DecodeUses(bytes);
+  if (uses.ok()) Promise(std::ranges::equal(format::EncodeUses(*uses), bytes));
+}
+
 void TryNamespace(base::ByteView bytes) {
   const auto parts = engine::DecodeNamespace(bytes);
   if (parts.ok()) Promise(std::ranges::equal(engine::EncodeNamespace(parts->first, parts->second), bytes));
@@ -42,6 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   TryMeta(given);
   TryHead(given);
   TryNamespace(given);
+  TryUses(given);
   if (size < 40) return 0;
   std::vector<std::byte> sealed(given.begin(), given.end());
   const uint64_t sequence = base::LoadLittleEndian<uint64_t>(sealed.data() + 24);

@@ -32,7 +32,7 @@ def identity(data, magic):
     require(data[:4] == magic, "magic")
     version, kind = read("<HH", data, 4, "version")
     require(1 <= version <= 2, "version")
-    require(1 <= kind <= 4, "kind")
+    require(1 <= kind <= 5, "kind")
     require(version == 1 or kind <= 2, "version")
     name_space, sequence, position, key, parent, tail = read("<16sQQ24s24s16s", data, 8, "identity")
     return {"version": version, "kind": kind, "namespace": name_space.hex(), "sequence": sequence,
@@ -179,6 +179,22 @@ def decode_namespace(frame):
         offset += size
     require(offset == layout_at and list(fields) == sorted(fields), "identity")
     return fields, text[layout_at + 4:].decode("ascii")
+
+
+def decode_uses(table):
+    tick, frontier, blocks, snapshots = read("<QQII", table, 0, "uses")
+    require(frontier <= tick < 1 << 48, "tick")
+    require(len(table) == 24 + 24 * blocks + 24 * snapshots, "uses")
+    out = {"tick": tick, "frontier": frontier, "blocks": [], "snapshots": []}
+    for i in range(blocks):
+        sequence, heat, expires_at, first, more, priority, reserved = read("<QQIBBBB", table, 24 + 24 * i, "blocks")
+        require(first + more <= 63 and priority <= 2 and reserved == 0, "blocks")
+        out["blocks"].append([sequence, heat % (1 << 48), heat >> 48, expires_at, first, more, priority])
+    for i in range(snapshots):
+        sequence, last_use, frequency, reserved = read("<QQII", table, 24 + 24 * (blocks + i), "snapshots")
+        require(reserved == 0, "snapshots")
+        out["snapshots"].append([sequence, last_use, frequency])
+    return out
 
 
 def decode(meta, payload):
@@ -334,6 +350,12 @@ def check(folder):
     fields, layout = decode_namespace(bytes.fromhex(expected["namespace"]["slices"][0]["data"][0]))
     if fields != {"model.weights": bytes(range(7)), "tenant": b""} or not layout.startswith("kvstrata-layout 1\n"):
         problems.append(f"namespace: {fields} {layout}")
+    table = bytes.fromhex(expected["uses"]["slices"][0]["data"][0])
+    epoch = 3 << 32
+    if decode_uses(table) != {"tick": 1000, "frontier": 17, "snapshots": [[epoch + 3, 901, 6]], "blocks": [
+            [epoch + 2, 900, 5, 0, 0, 0, 0], [epoch + 4, 800, 65535, 1800000000, 1, 1, 2]]}:
+        problems.append(f"uses: {decode_uses(table)}")
+    problems += [f"uses: accepts {n} bytes" for n in range(len(table)) if not refuses(decode_uses, table[:n])]
     return problems
 
 

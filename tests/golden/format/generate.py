@@ -189,7 +189,10 @@ def main():
                       struct.pack("<IIQ", 6, 5, 1) + b"x",
                       [slice_of(0, *(bytes(range(6 * i, 6 * i + 6)) for i in range(5, 8)))], run[2:]),
     }
-    record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot, "run": run[1]}
+    part = struct.pack("<QQQ", 1, 0, 0)
+    records["uses"] = record(5, none16, sequence + 5, 0, part, none24, none16, [], b"", [slice_of(0, uses(sequence))])
+    record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot, "run": run[1],
+                         "uses": part}
     record_chain_keys.update(add_coded_records(records, sequence))
     for name, fields in records.items():
         payload = payload_of(fields)
@@ -204,6 +207,14 @@ def main():
     with open("expected.json", "w", encoding="ascii") as stream:
         json.dump(records, stream, indent=1)
         stream.write("\n")
+
+
+def uses(sequence):
+    """One block by itself, the second and third of a run that were used alike, and a snapshot."""
+    return (struct.pack("<QQII", 1000, 17, 2, 1)
+            + struct.pack("<QQIBBBB", sequence + 2, 900 | 5 << 48, 0, 0, 0, 0, 0)
+            + struct.pack("<QQIBBBB", sequence + 4, 800 | 65535 << 48, 1800000000, 1, 1, 2, 0)
+            + struct.pack("<QQII", sequence + 3, 901, 6, 0))
 
 
 STORE = bytes(range(0x40, 0x50))

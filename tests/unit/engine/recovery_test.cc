@@ -426,7 +426,7 @@ std::string ReadGolden(const std::string& name) {
 
 TEST_CASE("golden records of format version 1 are opened, found and restored") {
   auto memory = std::make_shared<storage::MemoryStorage>(storage::MemoryOptions{1 << 20});
-  for (const std::string name : {"store", "namespace", "block", "snapshot"}) {
+  for (const std::string name : {"store", "namespace", "block", "snapshot", "uses"}) {
     const std::string meta = ReadGolden(name + ".meta");
     const format::RecordIdentity identity = format::DecodeRecordMeta(base::AsBytes(meta)).value().identity;
     const base::BlockDigest key =
@@ -457,6 +457,10 @@ TEST_CASE("golden records of format version 1 are opened, found and restored") {
   bool existed = false;
   const auto space = cache->OpenNamespace(identity, layout::Layout::Create(desc).value(), true, &existed).value();
   CHECK(existed);
+  space->trie.VisitSlots(0, UINT64_MAX, [](const auto& block) {
+    CHECK(block.heat == 900);
+    CHECK(block.frequency == 5);
+  });
   engine::Prompt prompt;
   REQUIRE(prompt.Append(Tokens{1, -2, INT32_MAX, INT32_MIN, 7, 8, 9}, {{1, 9, "image"}, {4, 2, ""}}).ok());
   {

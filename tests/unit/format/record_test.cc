@@ -11,6 +11,7 @@
 #include "lib/base/checksum.h"
 #include "lib/base/random.h"
 #include "lib/base/status.h"
+#include "lib/format/uses.h"
 #include "tests/support/catch.hpp"
 
 namespace base = kvstrata::core::base;
@@ -33,7 +34,7 @@ Bytes Exact(base::ByteView bytes) { return Bytes(bytes.begin(), bytes.end()); }
 
 format::RecordIdentity RandomIdentity(base::SeededRandom& random) {
   format::RecordIdentity identity;
-  identity.kind = static_cast<format::RecordKind>(1 + random.Below(4));
+  identity.kind = static_cast<format::RecordKind>(1 + random.Below(5));
   REQUIRE(random.Fill(identity.name_space).ok());
   identity.sequence = random.NextU64();
   identity.position = random.NextU64();
@@ -189,7 +190,7 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 3), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 4, 0xffff), Code::kFormatTooNew, "version");
   CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 0), Code::kCorrupt, "kind");
-  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 5), Code::kCorrupt, "kind");
+  CheckRefused(kDecodeMeta, Patched<uint16_t>(meta, 6, 6), Code::kCorrupt, "kind");
   CheckRefused(kDecodeMeta, Patched<uint32_t>(meta, 116, 1), Code::kCorrupt, "reserved");
 
   format::RecordHead sample;
@@ -202,7 +203,7 @@ TEST_CASE("a field that is wrong under a right checksum is named") {
   const size_t table = 128 + 3 * 4 + 5;
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, 0, 0x4d53564b), Code::kCorrupt, "magic");
   CheckRefused(kDecodeHead, Patched<uint16_t>(head, 4, 3), Code::kFormatTooNew, "version");
-  CheckRefused(kDecodeHead, Patched<uint16_t>(head, 6, 5), Code::kCorrupt, "kind");
+  CheckRefused(kDecodeHead, Patched<uint16_t>(head, 6, 6), Code::kCorrupt, "kind");
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 2), Code::kCorrupt, "slice flags");
   CheckRefused(kDecodeHead, Patched<uint32_t>(head, table + 4, 0x80000001), Code::kCorrupt, "slice flags");
   CheckRefused(kDecodeHead, Patched<uint64_t>(head, table + 24 + 8, 1), Code::kCorrupt, "slice bytes");
@@ -263,7 +264,7 @@ TEST_CASE("only a run says of more blocks, and of no more than there can be") {
   base::SeededRandom random(20260305);
   format::RecordHead head;
   head.identity = RandomIdentity(random);
-  for (const int kind : {1, 2, 3, 4}) {
+  for (const int kind : {1, 2, 3, 4, 5}) {
     head.identity.kind = static_cast<format::RecordKind>(kind);
     const Bytes bytes = format::EncodeHead(head), meta = format::EncodeRecordMeta({head.identity, 77, {}});
     for (const uint32_t more : {1u, 63u, 64u, 0x80000000u, UINT32_MAX}) {
@@ -376,6 +377,9 @@ TEST_CASE("golden records of version 1 are read, and written again byte for byte
                              extra(6, 5, "x")),
                      chain[1]});
   goldens.back().head.more = {chain[2], chain[3]};
+  goldens.push_back({"uses",
+                     head_of({format::RecordKind::kUses, {}, (epoch << 32) + 5, 0, {{1, 0}, 0}, {}, {}}, {}, {}),
+                     {{1, 0}, 0}});
   for (const Golden& golden : goldens) {
     CAPTURE(golden.name);
     const Bytes meta = ReadGolden(golden.name + ".meta"), payload = ReadGolden(golden.name + ".payload");
@@ -404,4 +408,18 @@ TEST_CASE("golden records of version 1 are read, and written again byte for byte
     }
     CHECK(offset == payload.size());
   }
+}
+
+TEST_CASE("golden uses of version 1 are read, and written again byte for byte") {
+  const Bytes payload = ReadGolden("uses.payload");
+  const base::ByteView table = base::ByteView(payload).subspan(format::HeadBytes(0, 0, 1));
+  const auto uses = format::DecodeUses(table);
+  REQUIRE(uses.ok());
+  const uint64_t epoch = 3;
+  CHECK(uses->tick == 1000);
+  CHECK(uses->frontier == 17);
+  CHECK(uses->blocks == std::vector<format::BlockUses>{{(epoch << 32) + 2, 900, 5, 0, 0, 0, 0},
+                                                       {(epoch << 32) + 4, 800, 65535, 1'800'000'000, 1, 1, 2}});
+  CHECK(uses->snapshots == std::vector<format::SnapshotUses>{{(epoch << 32) + 3, 901, 6}});
+  CHECK(format::EncodeUses(*uses) == Exact(table));
 }
