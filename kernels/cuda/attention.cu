@@ -10,6 +10,7 @@
 #include "kernels/cuda/functions.h"
 #include "kernels/cuda/keys.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/words.h"
 
 namespace kvstrata::kernels::cuda {
 namespace {
@@ -229,14 +230,26 @@ struct AttendTensor {
   static constexpr uint32_t kRowPadding = 8;
   static constexpr uint32_t kLogitStride = kTile + 1;
   static constexpr uint32_t kProbabilityStride = kTile + 8;
+  // What every GPU gives a block without being asked; with the queries it takes more.
+  static constexpr uint32_t kUnaskedBytes = 48u << 10;
 
   Attend a;
+  bool queries_in_shared = false;  // else they are read where they lie, for every tile
+  uint32_t query_word = 1;         // the widest words that queries can be read in
 
   KVSTRATA_HOST_DEVICE uint32_t row_elements() const { return a.width + kRowPadding; }
   uint32_t shared_bytes() const {
-    return static_cast<uint32_t>(kTile * row_elements() * sizeof(uint16_t) +
+    const uint32_t rows = kTile + (queries_in_shared ? kHeads : 0);
+    return static_cast<uint32_t>(rows * row_elements() * sizeof(uint16_t) +
                                  kHeads * (kLogitStride * sizeof(float) + kProbabilityStride * sizeof(uint16_t)) +
                                  kHeads * sizeof(Softmax));
+  }
+
+  explicit AttendTensor(const Attend& attend) : a(attend) {
+    query_word = WordBytes(AddressOf(a.queries.data) | 2 * a.query_token_stride | 2 * a.query_head_stride);
+    queries_in_shared = true;
+    const uint32_t bytes = shared_bytes();
+    queries_in_shared = bytes <= kUnaskedBytes || bytes <= MostSharedBytes();
   }
 
   // Whole instructions, sums that fit into registers, and pairs of query channels that are aligned as one word.
@@ -252,6 +265,7 @@ struct AttendTensor {
     uint16_t* rows;           // [kTile][row_elements]
     float* logits;            // [kHeads][kLogitStride]
     uint16_t* probabilities;  // [kHeads][kProbabilityStride]
+    uint16_t* queries;        // [kHeads][row_elements], if they are here
     Softmax* softmax;         // [kHeads]
   };
 
@@ -261,6 +275,7 @@ struct AttendTensor {
     s.logits = reinterpret_cast<float*>(s.softmax + kHeads);
     s.rows = reinterpret_cast<uint16_t*>(s.logits + kHeads * kLogitStride);
     s.probabilities = s.rows + kTile * row_elements();
+    s.queries = s.probabilities + kHeads * kProbabilityStride;
     return s;
   }
 
@@ -270,10 +285,32 @@ struct AttendTensor {
   KVSTRATA_DEVICE void BringRows(const Thread& t, const Attend::Seen& seen, uint64_t first, uint16_t* rows) const {
     for (uint32_t i = t.thread() / kWarp; i < kTile; i += kThreads / kWarp) {
       const Attend::Place place = a.PlaceOf(seen, first + i);
-      for (uint32_t c = t.lane(); c < a.width; c += kWarp) {
-        rows[i * row_elements() + c] = place.there ? reference::F32ToBf16(a.ChannelOf(place, c)) : uint16_t{0};
+      const KeyRows& from = place.in_window ? a.window_rows : a.entry_rows;
+      for (uint32_t c = t.lane() * 8; c < a.width; c += kWarp * 8) {
+        *reinterpret_cast<Word16*>(rows + i * row_elements() + c) =
+            place.there ? from.Pairs(t, place.row, c) : Word16{};
       }
     }
+  }
+
+  // 64 heads' queries, those that are not there zeros.
+  KVSTRATA_DEVICE void BringQueries(const Thread& t, uint64_t n, uint32_t first_head, uint16_t* queries) const {
+    for (uint32_t i = t.thread() / kWarp; i < kHeads; i += kThreads / kWarp) {
+      const uint32_t head = first_head + i;
+      const auto* from =
+          static_cast<const uint16_t*>(a.queries.data) + n * a.query_token_stride + head * a.query_head_stride;
+      for (uint32_t c = t.lane() * 8; c < a.width; c += kWarp * 8) {
+        auto* to = reinterpret_cast<Word16*>(queries + i * row_elements() + c);
+        if (head >= a.heads) {
+          *to = {};
+        } else if (query_word == sizeof(Word16)) {
+          t.CopyAsync(to, from + c);
+        } else {
+          *to = LoadBytes(reinterpret_cast<const uint8_t*>(from + c), sizeof(Word16), query_word);
+        }
+      }
+    }
+    t.CommitCopies();
   }
 
   // Two neighbouring channels of a head's query; of a head that is not there zeros.
@@ -283,25 +320,40 @@ struct AttendTensor {
     return Pair(query + n * a.query_token_stride + head * a.query_head_stride + channel);
   }
 
-  // Logits of the warp's heads and its half of the rows.
+  // Channels k .. k + 15 of the warp's 16 queries, of which `head` is the first and the `in_block`-th of the block.
+  KVSTRATA_DEVICE FragmentA Queries(const Thread& t, uint64_t n, uint32_t head, uint32_t in_block, uint32_t k,
+                                    const Shared& s) const {
+    FragmentA q;
+    if (queries_in_shared) {
+      t.LoadMatrices(s.queries + (in_block + t.lane() % 16) * row_elements() + k + t.lane() / 16 * 8, q.pairs);
+      return q;
+    }
+    const uint32_t group = t.lane() / 4;
+    const uint32_t channel = k + t.lane() % 4 * 2;
+    return {{QueryPair(n, head + group, channel), QueryPair(n, head + group + 8, channel),
+             QueryPair(n, head + group, channel + 8), QueryPair(n, head + group + 8, channel + 8)}};
+  }
+
+  // Logits of the warp's heads and its half of the rows, which are two matrices of eight.
   KVSTRATA_DEVICE void Logits(const Thread& t, const Attend::Seen& seen, uint64_t n, uint32_t head, uint64_t first,
                               uint32_t in_block, uint32_t half, const Shared& s) const {
-    const uint32_t group = t.lane() / 4;
-    const uint32_t pair = t.lane() % 4 * 2;
-    for (uint32_t begin = half * kTile / 2; begin < (half + 1) * kTile / 2; begin += 8) {
-      const uint16_t* row = s.rows + (begin + group) * row_elements() + pair;
-      FragmentC c{};
-      for (uint32_t k = 0; k < a.width; k += 16) {
-        const FragmentA q{{QueryPair(n, head + group, k + pair), QueryPair(n, head + group + 8, k + pair),
-                           QueryPair(n, head + group, k + pair + 8), QueryPair(n, head + group + 8, k + pair + 8)}};
-        t.MultiplyAdd(q, {{Pair(row + k), Pair(row + k + 8)}}, &c);
-      }
-      for (uint32_t i = 0; i < 4; ++i) {
-        const uint32_t in_tile = begin + pair + i % 2;
-        const bool there = a.PlaceOf(seen, first + in_tile).there;
-        const uint32_t own = in_block + group + i / 2 * 8;
-        s.logits[own * kLogitStride + in_tile] = there ? c.values[i] * a.scale : -INFINITY;
-      }
+    static_assert(kTile == 32);
+    const uint32_t begin = half * kTile / 2;
+    const uint16_t* rows = s.rows + (begin + t.lane() / 16 * 8 + t.lane() % 8) * row_elements() + t.lane() / 8 % 2 * 8;
+    FragmentC c[2] = {};
+    for (uint32_t k = 0; k < a.width; k += 16) {
+      const FragmentA q = Queries(t, n, head, in_block, k, s);
+      uint32_t pairs[4];
+      t.LoadMatrices(rows + k, pairs);
+      t.MultiplyAdd(q, {{pairs[0], pairs[1]}}, &c[0]);
+      t.MultiplyAdd(q, {{pairs[2], pairs[3]}}, &c[1]);
+    }
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < 8; ++i) {
+      const uint32_t in_tile = begin + i / 4 * 8 + t.lane() % 4 * 2 + i % 2;
+      const bool there = a.PlaceOf(seen, first + in_tile).there;
+      const uint32_t own = in_block + t.lane() / 4 + i % 4 / 2 * 8;
+      s.logits[own * kLogitStride + in_tile] = there ? c[i / 4].values[i % 4] * a.scale : -INFINITY;
     }
   }
 
@@ -321,29 +373,32 @@ struct AttendTensor {
   KVSTRATA_DEVICE void AddRows(const Thread& t, uint32_t in_block, uint32_t channel, const Shared& s,
                                FragmentC (&sums)[kFragments]) const {
     const uint32_t group = t.lane() / 4;
-    const uint32_t pair = t.lane() % 4 * 2;
     const float factors[2] = {s.softmax[in_block + group].factor, s.softmax[in_block + group + 8].factor};
-    const uint16_t* upper = s.probabilities + (in_block + group) * kProbabilityStride + pair;
-    const uint16_t* lower = upper + 8 * kProbabilityStride;
+    const uint16_t* own = s.probabilities + (in_block + t.lane() % 16) * kProbabilityStride + t.lane() / 16 * 8;
+    FragmentA p[2];
+    t.LoadMatrices(own, p[0].pairs);
+    t.LoadMatrices(own + 16, p[1].pairs);
+    // Sixteen rows of two neighbouring fragments' channels.
+    const uint16_t* rows = s.rows + (t.lane() % 16) * row_elements() + channel + t.lane() / 16 * 8;
     const uint32_t fragments = a.width / 16;
     // Numbers in registers have no addresses: the loop is unrolled whole, and what is not there is left out within it.
     KVSTRATA_UNROLL
-    for (uint32_t f = 0; f < kFragments; ++f) {
-      if (f < fragments)
-        AddFragment(t, s.rows + pair * row_elements() + channel + 8 * f + group, upper, lower, factors, &sums[f]);
+    for (uint32_t f = 0; f < kFragments; f += 2) {
+      if (f < fragments) AddFragments(t, rows + 8 * f, f + 1 < fragments, p, factors, &sums[f]);
     }
   }
 
-  // Eight channels of the warp's heads. `column`: of the lane's rows and channel; `upper`, `lower`: of its heads.
-  KVSTRATA_DEVICE void AddFragment(const Thread& t, const uint16_t* column, const uint16_t* upper,
-                                   const uint16_t* lower, const float (&factors)[2], FragmentC* sum) const {
-    for (uint32_t i = 0; i < 4; ++i) sum->values[i] *= factors[i / 2];
-    for (uint32_t k = 0; k < kTile; k += 16) {
-      const FragmentA p{{Pair(upper + k), Pair(lower + k), Pair(upper + k + 8), Pair(lower + k + 8)}};
-      const uint16_t* at = column + k * row_elements();
-      const FragmentB rows{{at[0] | uint32_t{at[row_elements()]} << 16,
-                            at[8 * row_elements()] | uint32_t{at[9 * row_elements()]} << 16}};
-      t.MultiplyAdd(p, rows, sum);
+  // Two fragments of eight channels each, or the first alone: then the other's rows are read and left.
+  KVSTRATA_DEVICE void AddFragments(const Thread& t, const uint16_t* rows, bool both, const FragmentA (&p)[2],
+                                    const float (&factors)[2], FragmentC* sums) const {
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < 8; ++i) sums[i / 4].values[i % 4] *= factors[i % 4 / 2];
+    KVSTRATA_UNROLL
+    for (uint32_t step = 0; step < 2; ++step) {
+      uint32_t pairs[4];
+      t.LoadTransposed(rows + 16 * step * row_elements(), pairs);
+      t.MultiplyAdd(p[step], {{pairs[0], pairs[1]}}, &sums[0]);
+      if (both) t.MultiplyAdd(p[step], {{pairs[2], pairs[3]}}, &sums[1]);
     }
   }
 
@@ -378,8 +433,10 @@ struct AttendTensor {
       const uint32_t head = first_head + t.thread();
       s.softmax[t.thread()] = {head < a.heads ? a.Sink(head) : -INFINITY, 0, 0};
     }
+    if (queries_in_shared) BringQueries(t, n, first_head, s.queries);
     for (uint64_t first = 0; first < seen.window_size + seen.listed; first += kTile) {
       BringRows(t, seen, first, s.rows);
+      t.AwaitCopies<0>();
       t.Sync();
       Logits(t, seen, n, first_head + in_block, first, in_block, half, s);
       t.Sync();
@@ -388,6 +445,7 @@ struct AttendTensor {
       AddRows(t, in_block, channel, s, sums);
       t.Sync();  // the next tile comes where this one is read
     }
+    t.AwaitCopies<0>();  // where nothing is seen
     StoreSums(t, n, first_head + in_block, in_block, channel, s, sums);
     t.Sync();  // the next heads' state comes where this one's is read
   }

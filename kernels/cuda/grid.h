@@ -158,11 +158,26 @@ __global__ void __launch_bounds__(Kernel::kThreads, 1) RunKernel(const Kernel ke
   kernel(thread);
 }
 
+// The most shared memory that a block can have on the calling thread's device, if its kernel asks for it (Launch does).
+inline uint32_t MostSharedBytes() {
+  int device = 0;
+  int bytes = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, device) != cudaSuccess) return 0;
+  return static_cast<uint32_t>(bytes);
+}
+
 // Queues the kernel on `stream` (a cudaStream_t). No blocks: nothing happens. KVSTRATA_KERNELS_DEVICE where the driver
 // refuses: nothing was queued then.
 template <typename Kernel>
 int32_t Launch(const Kernel& kernel, const Grid& grid, void* stream) {
   if (grid.blocks == 0) return kOk;
+  constexpr uint32_t kUnasked = 48u << 10;
+  if (grid.shared_bytes > kUnasked &&
+      cudaFuncSetAttribute(RunKernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                           static_cast<int>(grid.shared_bytes)) != cudaSuccess) {
+    return KVSTRATA_KERNELS_DEVICE;
+  }
   RunKernel<Kernel><<<grid.blocks, Kernel::kThreads, grid.shared_bytes, static_cast<cudaStream_t>(stream)>>>(kernel);
   return cudaPeekAtLastError() == cudaSuccess ? kOk : KVSTRATA_KERNELS_DEVICE;
 }
@@ -284,6 +299,9 @@ inline void Thread::MultiplyAdd(const FragmentA& a, const FragmentB& b, Fragment
     }
   }
 }
+
+// What the model's device gives a block: a test chooses.
+uint32_t MostSharedBytes();
 
 // Runs the blocks of a grid on the model, one after the other, before it returns. Defined by the test's program.
 void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),

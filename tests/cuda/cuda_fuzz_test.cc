@@ -39,6 +39,11 @@ TEST_CASE("cuda: windows") { FuzzCuda("window", FuzzWindow, 60); }
 TEST_CASE("cuda: index_scores") { FuzzCuda("index_scores", FuzzIndexScores, 40); }
 TEST_CASE("cuda: topk") { FuzzCuda("topk", FuzzTopK, 60); }
 TEST_CASE("cuda: attention") { FuzzCuda("attention", FuzzAttention, 30); }
+TEST_CASE("cuda: attention where queries do not fit into shared memory") {
+  kvstrata::test::SetMostSharedBytes(48u << 10);
+  FuzzCuda("attention", FuzzAttention, 15);
+  kvstrata::test::SetMostSharedBytes(227u << 10);
+}
 TEST_CASE("cuda: project") { FuzzCuda("project", FuzzProject, 40); }
 TEST_CASE("cuda: pages") { FuzzCuda("move", FuzzMove, 60); }
 

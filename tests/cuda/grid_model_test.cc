@@ -244,6 +244,12 @@ TEST_CASE("a block that is no whole number of warps is found") {
   CHECK(kvstrata::test::TakeGridFaults() == std::vector<std::string>{"48 threads in a block"});
 }
 
+TEST_CASE("more shared memory than there is is found") {
+  uint32_t out[kBlockThreads];
+  REQUIRE(Launch(Unwritten{out}, {1, (227u << 10) + 1}, nullptr) == kOk);
+  CHECK(kvstrata::test::TakeGridFaults() == std::vector<std::string>{"232449 bytes of shared memory"});
+}
+
 TEST_CASE("shared memory has no contents at first, and blocks have no order") {
   std::set<uint32_t> values, last;
   for (uint64_t seed = 0; seed < 20; ++seed) {

@@ -30,6 +30,7 @@ constexpr size_t kStackBytes = 256u << 10;
 
 uint64_t seed = 1;
 uint64_t launches = 0;
+uint32_t most_shared_bytes = 227u << 10;
 std::vector<std::string> faults;
 
 class Stack {
@@ -260,6 +261,8 @@ class Block final : public GridMachine {
 
 void SeedGridModel(uint64_t value) { seed = value; }
 
+void SetMostSharedBytes(uint32_t bytes) { most_shared_bytes = bytes; }
+
 std::vector<std::string> TakeGridFaults() { return std::exchange(faults, {}); }
 
 uint64_t GridLaunches() { return launches; }
@@ -268,12 +271,18 @@ uint64_t GridLaunches() { return launches; }
 
 namespace kvstrata::kernels::cuda {
 
+uint32_t MostSharedBytes() { return kvstrata::test::most_shared_bytes; }
+
 void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),
                 const void* kernel) {
   static std::vector<std::unique_ptr<kvstrata::test::Stack>> stacks;
   ++kvstrata::test::launches;
   if (threads == 0 || threads % kWarp != 0 || threads > 1024) {
     kvstrata::test::faults.push_back(std::to_string(threads) + " threads in a block");
+    return;
+  }
+  if (grid.shared_bytes > kvstrata::test::most_shared_bytes) {
+    kvstrata::test::faults.push_back(std::to_string(grid.shared_bytes) + " bytes of shared memory");
     return;
   }
   kvstrata::test::Rng rng(kvstrata::test::Mix(kvstrata::test::seed, kvstrata::test::launches));

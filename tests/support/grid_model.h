@@ -24,6 +24,9 @@ namespace kvstrata::test {
 // The order of threads from now on. Shared memory is filled with bytes made from it.
 void SeedGridModel(uint64_t seed);
 
+// What a block can have of shared memory; an H100 gives 227 KiB, and every GPU 48.
+void SetMostSharedBytes(uint32_t bytes);
+
 // What was found since the last call.
 std::vector<std::string> TakeGridFaults();
 
