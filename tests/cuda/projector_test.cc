@@ -85,6 +85,7 @@ BlasStatus FakeBlas::Multiply(void* handle, const BlasProduct& p) {
   const int32_t a_rows = p.a.transposed ? p.depth : p.rows;
   const int32_t b_rows = p.b.transposed ? p.columns : p.depth;
   if (p.a.stride < a_rows || p.b.stride < b_rows || p.c_stride < p.rows || p.a.type != p.b.type) return 7;
+  if (p.tf32 && p.a.type != KVSTRATA_KERNELS_F32) return 15;
   CHECK(stream_ == wanted_stream);
   REQUIRE(workspace != nullptr);
   std::memset(workspace, 0xA5, workspace_bytes);  // it is the product's to write
@@ -138,9 +139,9 @@ kvstrata_project_args ArgsOf(const Numbers& x, const Numbers& weights, uint64_t 
   return a;
 }
 
-std::unique_ptr<Projector> Make(FakeBlas& blas, int32_t major = 9) {
+std::unique_ptr<Projector> Make(FakeBlas& blas, int32_t major = 9, bool tf32 = false) {
   std::unique_ptr<Projector> projector;
-  REQUIRE(Projector::Create(blas, major, false, &projector).ok());
+  REQUIRE(Projector::Create(blas, major, tf32, &projector).ok());
   return projector;
 }
 
@@ -177,10 +178,12 @@ void CompareOne(Rng& rng, FakeBlas& blas, Projector& projector) {
 TEST_CASE("cuda: projections by cuBLAS are the reference's, whatever shapes, strides and types") {
   FakeBlas blas;
   // An older device: its workspace is smaller, and so is what the test has to fill.
-  const std::unique_ptr<Projector> projector = Make(blas, 8);
-  for (uint64_t seed = 0; seed < 60; ++seed) {
-    Rng rng(seed);
-    CompareOne(rng, blas, *projector);
+  for (const bool tf32 : {false, true}) {
+    const std::unique_ptr<Projector> projector = Make(blas, 8, tf32);
+    for (uint64_t seed = 0; seed < 40; ++seed) {
+      Rng rng(seed);
+      CompareOne(rng, blas, *projector);
+    }
   }
   CHECK(blas.products > 40);
   CHECK(kvstrata::test::TakeGridFaults().empty());

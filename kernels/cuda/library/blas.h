@@ -31,7 +31,7 @@ struct BlasProduct {
   BlasMatrix a, b;
   float* c;
   int32_t c_stride;
-  bool tf32;  // fp32 factors may be rounded to TF32, for the tensor cores
+  bool tf32;  // the factors are fp32 and may be rounded to TF32, for the tensor cores
 };
 
 class Blas {

@@ -138,7 +138,7 @@ Outcome Projector::Multiply(const kvstrata_project_args& a, const Parts& parts, 
                             x,
                             a.y,
                             static_cast<int32_t>(a.y_stride),
-                            tf32_};
+                            tf32_ && x.type == KVSTRATA_KERNELS_F32};
   if (const BlasStatus status = blas_.Multiply(handle_, product); status != kBlasSuccess) {
     return Failed("cublasGemmEx", status);
   }
