@@ -22,6 +22,11 @@ enum class Edge { kFront, kBack };
 
 class GuardedBuffer {
  public:
+  // Called with the pages of each buffer that has some, when they are there and before they go: a test on a GPU lets it
+  // reach them. Null: nobody is told.
+  static inline void (*made)(void* memory, size_t bytes) = nullptr;
+  static inline void (*gone)(void* memory) = nullptr;
+
   GuardedBuffer(size_t bytes, Edge edge) : bytes_(bytes) {
     const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
     const size_t inner = (bytes + page - 1) / page * page;
@@ -32,6 +37,7 @@ class GuardedBuffer {
     inner_ = mapped_ + page;
     inner_bytes_ = inner;
     if (inner != 0 && mprotect(inner_, inner, PROT_READ | PROT_WRITE) != 0) return;
+    if (inner != 0 && made != nullptr) made(inner_, inner);
     data_ = edge == Edge::kFront ? inner_ : inner_ + (inner - bytes);
   }
   GuardedBuffer(GuardedBuffer&& other) noexcept
@@ -43,6 +49,7 @@ class GuardedBuffer {
         data_(std::exchange(other.data_, nullptr)) {}
   GuardedBuffer& operator=(GuardedBuffer&&) = delete;
   ~GuardedBuffer() {
+    if (mapped_ != nullptr && inner_bytes_ != 0 && gone != nullptr) gone(inner_);
     if (mapped_ != nullptr) munmap(mapped_, mapped_bytes_);
   }
 
