@@ -903,7 +903,8 @@ typedef struct kvstrata_plan_result {
   uint64_t layers_ready;    /* leading layers (ascending layer numbers that have streams) that may be used          */
   uint64_t layers_total;
   uint64_t bytes_read;
-  uint32_t quiesced;        /* 1: the destinations are the caller's again                                           */
+  uint32_t quiesced;        /* 1: the destinations are the caller's again. 0 of a plan that has ended: the device did
+                               not answer, and rows that were queued may come until its stream is synchronised      */
   kvstrata_status status;   /* of a FAILED or CANCELLED plan                                                        */
 } kvstrata_plan_result;
 
@@ -961,7 +962,8 @@ KVSTRATA_API kvstrata_status kvstrata_plan_wait_layers(kvstrata_plan* plan, uint
 KVSTRATA_API kvstrata_status kvstrata_plan_wait(kvstrata_plan* plan, uint64_t timeout_ms, kvstrata_plan_result* out,
                                                 kvstrata_error* error);
 /* In any state, and more than once; one that has ended stays as it ended. When it has returned, the destinations are
- * never touched again, even if reads are still stuck. Any thread. */
+ * never touched again, even if reads are still stuck; but see `quiesced`. It waits for copies to a device that are
+ * under way, io_timeout_ms at most. Any thread. */
 KVSTRATA_API void kvstrata_plan_cancel(kvstrata_plan* plan);
 /* Cancels a running plan, and does not wait for reads that are stuck. Nobody may be inside a call with it. */
 KVSTRATA_API void kvstrata_plan_destroy(kvstrata_plan* plan);

@@ -214,19 +214,4 @@ RowRange StateRows(const layout::Layout& layout, uint32_t stream, uint64_t posit
   }
 }
 
-absl::Status CopyAndWait(Device& device, const BufferDesc& buffer, void* stream, CopyDirection direction,
-                         std::byte* host, std::span<const CopyRun> runs, uint64_t timeout_ms, bool* unfinished) {
-  if (runs.empty()) return absl::OkStatus();
-  if (absl::Status status = device.Copy(buffer.device_id, stream, direction, host, buffer.base, runs); !status.ok()) {
-    return status;
-  }
-  *unfinished = true;
-  void* event = nullptr;
-  if (absl::Status status = device.Record(buffer.device_id, stream, &event); !status.ok()) return status;
-  absl::Status status = device.Wait(buffer.device_id, event, timeout_ms);
-  device.ReleaseEvent(buffer.device_id, event);
-  *unfinished = !status.ok();
-  return status;
-}
-
 }  // namespace kvstrata::core::engine

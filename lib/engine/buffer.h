@@ -101,9 +101,4 @@ class Buffer {
 // windows and compressor rows, 0.. for any other state. The oldest row is element zero.
 RowRange StateRows(const layout::Layout& layout, uint32_t stream, uint64_t position);
 
-// Copies between pinned `host` memory and the device buffer, and waits until the copies have been done. Where they were
-// begun and their end is not known, *unfinished becomes true: `host` must then not be used again, nor released.
-absl::Status CopyAndWait(Device& device, const BufferDesc& buffer, void* stream, CopyDirection direction,
-                         std::byte* host, std::span<const CopyRun> runs, uint64_t timeout_ms, bool* unfinished);
-
 }  // namespace kvstrata::core::engine

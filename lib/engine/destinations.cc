@@ -9,7 +9,9 @@
 namespace kvstrata::core::engine {
 
 Destinations::Destinations(std::shared_ptr<MatchState> match, void* device_stream)
-    : match_(std::move(match)), device_stream_(device_stream), buffers_(layout().streams().size()) {}
+    : match_(std::move(match)),
+      buffers_(layout().streams().size()),
+      copies_(match_->cache->device(), device_stream, match_->cache->options().io_timeout_ms) {}
 
 absl::StatusOr<Buffer> Destinations::MakeBuffer(BufferDesc desc,
                                                 const std::function<bool(uint32_t stream)>& restored) const {
@@ -90,13 +92,29 @@ absl::Status Destinations::Write(uint32_t stream, const RowRange& range, base::M
   if (!buffer->on_device()) return buffer->Scatter(target, rows.data());
   const absl::StatusOr<std::vector<CopyRun>> runs = buffer->Runs(target, 0);
   if (!runs.ok()) return runs.status();
-  return CopyAndWait(*match_->cache->device(), buffer->desc(), device_stream_, CopyDirection::kToDevice, rows.data(),
-                     *runs, match_->cache->options().io_timeout_ms, &unfinished_);
+  return copies_.Queue(buffer->desc(), CopyDirection::kToDevice, rows.data(), *runs);
 }
 
-void Destinations::Close() {
+absl::Status Destinations::Keep(StagingBuffer* staging, bool* kept) {
+  base::MutexLock lock(mutex_);
+  return copies_.Keep(staging, kept);
+}
+
+absl::Status Destinations::WaitOldest() {
+  base::MutexLock lock(mutex_);
+  return copies_.WaitOldest();
+}
+
+absl::Status Destinations::WaitQueued() {
+  base::MutexLock lock(mutex_);
+  return copies_.WaitQueued();
+}
+
+bool Destinations::Close() {
   base::MutexLock lock(mutex_);
   closed_ = true;
+  copies_.WaitAll().IgnoreError();  // what fails is lost
+  return !copies_.lost();
 }
 
 }  // namespace kvstrata::core::engine

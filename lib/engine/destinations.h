@@ -4,9 +4,12 @@
 //
 // Thread rule: Take before the work begins; Close on any thread at any time; the rest on the worker alone.
 //
+// Rows for a device are queued, and their staging memory kept until the device has them (device_copies.h): Keep is
+// called behind what one staging buffer's rows were written with, WaitOldest as often as it kept one.
+//
 // Invariants:
-//   I1  Memory is written only under `mutex_` and not once it is closed: when Close has returned it is the caller's for
-//       good.
+//   I1  Memory is written only under `mutex_` and not once it is closed: when Close has returned true it is the
+//       caller's for good.
 //   I2  Every address is checked against its buffer before it is written.
 #pragma once
 
@@ -18,6 +21,7 @@
 #include <vector>
 
 #include "lib/engine/buffer.h"
+#include "lib/engine/device_copies.h"
 #include "lib/engine/match.h"
 
 namespace kvstrata::core::engine {
@@ -43,12 +47,15 @@ class Destinations {
   // >= 0: some memory is on this device.
   int32_t device() const { return device_; }
   absl::Status CheckCovered(const Segment& segment) const { return CheckCovered(segment, buffers_[segment.stream]); }
-  // The rows `range` of a stream that has a destination.
+  // The rows `range` of a stream that has a destination. On a device: they are there when the next Keep was waited for.
   absl::Status Write(uint32_t stream, const RowRange& range, base::MutableBytes rows);
-  // A device may still use the staging memory of the last write.
-  bool unfinished() const { return unfinished_; }
-  // A write that is under way ends first.
-  void Close();
+  // Takes the memory that was written from since the last call, where a device reads it: *kept.
+  absl::Status Keep(StagingBuffer* staging, bool* kept);
+  absl::Status WaitOldest();
+  // What was written from since the last Keep may be used again.
+  absl::Status WaitQueued();
+  // Writes that are under way end first, on the device too. False: it does not answer, and may write what was queued.
+  bool Close();
 
  private:
   absl::StatusOr<Buffer> MakeBuffer(BufferDesc desc, const std::function<bool(uint32_t stream)>& restored) const;
@@ -56,13 +63,12 @@ class Destinations {
   const layout::Layout& layout() const { return match_->name_space->layout; }
 
   const std::shared_ptr<MatchState> match_;
-  void* const device_stream_;
   std::vector<std::optional<Buffer>> buffers_;  // by stream
   int32_t device_ = -1;
-  bool unfinished_ = false;
 
   base::Mutex mutex_;
   bool closed_ ABSL_GUARDED_BY(mutex_) = false;
+  DeviceCopies copies_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace kvstrata::core::engine

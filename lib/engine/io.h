@@ -52,6 +52,10 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   absl::Status Submit(storage::Storage& storage, Deadline deadline);
   // The status of the read; kTimeout when it has not completed by `deadline`: wait again, or abandon it.
   absl::Status Wait(Deadline deadline);
+  bool done() const {
+    base::MutexLock lock(mutex_);
+    return done_;
+  }
   // Nobody will wait any more. Memory of a read that still runs is counted as stuck until it completes; staging() must
   // not be touched.
   void Abandon();

@@ -2,7 +2,6 @@
 #include "lib/engine/restore.h"
 
 #include <algorithm>
-#include <deque>
 #include <new>
 #include <string>
 #include <utility>
@@ -13,32 +12,8 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// Reads in flight of one restore, and their bytes. Eight of a MiB keep a drive busy (limits 1.2); the rest is for what
-// has come and waits its turn, since they are used in order, or for a worker that has to wait for a processor.
-constexpr size_t kReadsInFlight = 24;
-constexpr uint64_t kBytesInFlight = 16u << 20;
 // How much is proven before it is moved: what a core's second cache holds beside other things.
 constexpr uint64_t kProvenBytes = 128u << 10;
-// How soon a cancel or a close ends a restore whose storage does not answer.
-constexpr std::chrono::milliseconds kStopCheck(20);
-
-// A record that is not what it should be, as opposed to a destination that does not work.
-bool IsRecordFault(const absl::Status& status) {
-  switch (base::CodeOf(status)) {
-    case base::Code::kCorrupt:
-    case base::Code::kFormatTooNew:
-    case base::Code::kIdentityMismatch:
-    case base::Code::kInvalidState:
-    case base::Code::kNotFound: return true;
-    default: return false;
-  }
-}
-
-// May the index still promise a record whose read ended so? Not if the bytes are wrong or gone; yes if the storage was
-// only slow or failing.
-bool MustForget(const absl::Status& status) {
-  return IsRecordFault(status) || base::CodeOf(status) == base::Code::kInvalidArgument;
-}
 
 plan::Reason ReasonOf(const absl::Status& status) {
   switch (base::CodeOf(status)) {
@@ -50,13 +25,6 @@ plan::Reason ReasonOf(const absl::Status& status) {
     case base::Code::kInvalidState: return plan::Reason::kForeign;
     default: return plan::Reason::kUnreadable;
   }
-}
-
-// Codes by which the proofs below tell what is wrong with a record. From a storage they say that it failed, no more.
-absl::Status StorageFailure(const absl::Status& status) {
-  const base::Code code = base::CodeOf(status);
-  if (code != base::Code::kInvalidState && code != base::Code::kIdentityMismatch) return status;
-  return base::MakeStatus(base::Code::kIo, "storage", std::string(status.message()));
 }
 
 }  // namespace
@@ -484,6 +452,8 @@ absl::Status RestorePlan::UsePiece(const SourceRecord& record, const ReadPart& p
   if (DecodeBytes(table, coded) == 0) return WritePart(record, part, bytes);
   if (decoder_ == nullptr) decoder_ = std::make_unique<codec::SliceDecoder>();
   const format::Slice& slice = table.slices[part.slice];
+  // A device may still be reading what the part before was decoded to.
+  if (absl::Status status = destinations_.WaitQueued(); !status.ok()) return status;
   uint64_t bad_block = part.from;
   absl::Status status = DecodePart(table, coded, match_->name_space->layout.stream(slice.stream), bytes, scratch,
                                    decoder_.get(), &bad_block);
@@ -516,113 +486,6 @@ void RestorePlan::ReadUsed(const std::vector<SourceRecord>& records, const std::
   while (layers_told_ < ready) LayersReady(++layers_told_);
 }
 
-// Waits in short pieces, so that a cancel or a close is noticed while a storage is stuck.
-template <typename Step>
-auto RestorePlan::InPieces(Deadline deadline, const Step& step) {
-  while (true) {
-    const Deadline piece = std::min(deadline, base::DeadlineAfter(kStopCheck));
-    auto result = step(piece);
-    const Deadline now = std::chrono::steady_clock::now();
-    if (result.ok() || now < piece || now >= deadline || CheckStopped().has_value()) return result;
-  }
-}
-
-// kBusy when it would have to wait for staging memory and `may_wait` is false.
-absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read& read, bool may_wait,
-                                                                      Deadline deadline) {
-  Cache& cache = *match_->cache;
-  StagingPool& pool = *cache.staging();
-  uint64_t room = ReadOperation::RoomFor(read.offset, read.bytes) + read.scratch_bytes;
-  if (room > pool.capacity()) room = read.bytes + read.scratch_bytes;
-  absl::StatusOr<StagingBuffer> staging =
-      may_wait ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(room, destinations_.device(), piece); })
-               : pool.TryAcquire(room, destinations_.device());
-  if (!staging.ok()) return staging.status();
-  auto operation =
-      std::make_shared<ReadOperation>(read.key, read.offset, read.bytes, *std::move(staging), read.scratch_bytes);
-  const absl::Status status =
-      InPieces(deadline, [&](Deadline piece) { return operation->Submit(cache.storage(), piece); });
-  if (!status.ok()) return StorageFailure(status);
-  return operation;
-}
-
-std::optional<RestorePlan::Failure> RestorePlan::RunReads(size_t count, const std::function<Read(size_t)>& make,
-                                                          const std::function<void(size_t)>& used) {
-  struct InFlight {
-    Read read;
-    std::shared_ptr<ReadOperation> operation;
-    Deadline deadline;
-  };
-  struct Reads : std::deque<InFlight> {
-    ~Reads() {
-      for (InFlight& left : *this) left.operation->Abandon();
-    }
-  } in_flight;
-  const auto fail = [this](const Read& read, const Fault& fault, absl::Status status) {
-    if (auto stopped = CheckStopped(); stopped.has_value()) return *stopped;
-    return Failure{read.snapshot ? Failure::Kind::kSnapshot : Failure::Kind::kBlock, fault, std::move(status)};
-  };
-  const uint64_t io_timeout_ms = match_->cache->options().io_timeout_ms;
-  // Others want staging memory, too.
-  const uint64_t most_bytes = std::min(kBytesInFlight, match_->cache->staging()->capacity() / 2);
-  uint64_t bytes_in_flight = 0;
-  size_t next = 0;
-  const auto fill = [&](bool may_wait) -> std::optional<Failure> {
-    while (next < count && in_flight.size() < kReadsInFlight) {
-      Read read = make(next);
-      const uint64_t bytes = read.bytes + read.scratch_bytes;
-      if (!in_flight.empty() && bytes_in_flight + bytes > most_bytes) break;
-      const Deadline deadline = std::min(deadline_, DeadlineAfterMs(io_timeout_ms));
-      const bool waits = may_wait && in_flight.empty();
-      absl::StatusOr<std::shared_ptr<ReadOperation>> operation = BeginRead(read, waits, deadline);
-      // What is in flight, or being used, gives its memory back first.
-      if (base::CodeOf(operation.status()) == base::Code::kBusy && !waits) break;
-      if (!operation.ok()) return fail(read, read.fault, operation.status());
-      bytes_in_flight += bytes;
-      in_flight.push_back({std::move(read), *std::move(operation), deadline});
-      ++next;
-    }
-    return std::nullopt;
-  };
-  for (size_t i = 0; i < count; ++i) {
-    if (auto stopped = CheckStopped(); stopped.has_value()) return stopped;
-    if (auto failure = fill(/*may_wait=*/true); failure.has_value()) return failure;
-    const Deadline deadline = in_flight.front().deadline;
-    const absl::Status waited =
-        InPieces(deadline, [&](Deadline piece) { return in_flight.front().operation->Wait(piece); });
-    if (!waited.ok()) return fail(in_flight.front().read, in_flight.front().read.fault, StorageFailure(waited));
-    const InFlight done = std::move(in_flight.front());
-    in_flight.pop_front();
-    bytes_in_flight -= done.read.bytes + done.read.scratch_bytes;
-    // The next read is on its way while this one's bytes are proven and moved: the drive is not to wait for that.
-    if (auto failure = fill(/*may_wait=*/false); failure.has_value()) return failure;
-    {
-      base::MutexLock lock(mutex_);
-      result_.bytes_read += done.read.bytes;
-      if (done.operation->from_memory()) memory_bytes_read_ += done.read.bytes;
-    }
-    Fault fault = done.read.fault;
-    absl::Status status = done.read.use(done.operation->bytes(), done.operation->scratch(), &fault);
-    if (destinations_.unfinished()) done.operation->staging().Forfeit();
-    if (!status.ok()) {
-      if (IsRecordFault(status)) return fail(done.read, fault, status);
-      return Failure{Failure::Kind::kStopped, {}, status};
-    }
-    if (used) used(i);
-  }
-  return std::nullopt;
-}
-
-std::optional<RestorePlan::Failure> RestorePlan::CheckStopped() {
-  bool stopped = false;
-  {
-    base::MutexLock lock(mutex_);
-    stopped = cancelled_;
-  }
-  if (!stopped && match_->cache->CheckUsable().ok()) return std::nullopt;
-  return Failure{Failure::Kind::kStopped, {}, base::MakeStatus(base::Code::kCancelled, "plan", "cancelled or closed")};
-}
-
 // Makes the plan anew without what failed.
 void RestorePlan::Shorten(const Failure& failure) {
   plan::Reason reason = plan_.reason;
@@ -646,7 +509,8 @@ void RestorePlan::Shorten(const Failure& failure) {
 
 // Takes a record that is not what it should be out of the index.
 void RestorePlan::Forget(const Failure& failure) {
-  if (!MustForget(failure.status)) return;
+  // The index may not promise any more what is wrong or gone; it may where the storage was only slow or failing.
+  if (!IsRecordFault(failure.status) && base::CodeOf(failure.status) != base::Code::kInvalidArgument) return;
   std::vector<Removal> removals;
   {
     base::MutexLock lock(match_->cache->mutex());
@@ -711,7 +575,7 @@ void RestorePlan::SignalGiven() {
 }
 
 void RestorePlan::Finish(RestoreState state, absl::Status status) {
-  destinations_.Close();
+  const bool quiesced = destinations_.Close();
   uint64_t layers = 0;
   {
     base::MutexLock lock(mutex_);
@@ -723,7 +587,7 @@ void RestorePlan::Finish(RestoreState state, absl::Status status) {
     if (!usable) result_.layers_ready = 0;
     result_.state = state;
     result_.status = std::move(status);
-    result_.quiesced = true;
+    result_.quiesced = quiesced;
     layers = result_.layers_ready;
     signalling_ = true;
     changed_.NotifyAll();

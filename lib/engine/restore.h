@@ -8,7 +8,8 @@
 //
 // Invariants:
 //   I1  No byte reaches a destination that has not been proven to be the promised one.
-//   I2  When Cancel has returned, or the result says quiesced, the destinations are the caller's for good.
+//   I2  When Cancel has returned, or the result says quiesced, the destinations are the caller's for good. A device
+//       that does not answer is the exception: the result then does not say quiesced.
 //   I3  A record that cannot be read or proven shortens the result to what lies before it; the plan is then made anew
 //       for the shorter length, out of what the destinations cover, so what is promised in the end is always
 //       consistent.
@@ -132,6 +133,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   // `used` is told of each read once its bytes have been used, in order.
   std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make,
                                   const std::function<void(size_t)>& used);
+  class Course;
+  static bool IsRecordFault(const absl::Status& status);
   template <typename Step>
   auto InPieces(Deadline deadline, const Step& step);
   absl::StatusOr<std::shared_ptr<ReadOperation>> BeginRead(const Read& read, bool may_wait, Deadline deadline);

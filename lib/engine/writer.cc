@@ -116,14 +116,23 @@ int32_t Writer::PinnedDevice() const {
   return -1;
 }
 
-absl::Status Writer::Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging) {
-  bool unfinished = false;
-  absl::Status status = Gather(stream, range, staging->bytes().subspan(offset, bytes), &unfinished);
-  if (unfinished) staging->Forfeit();
-  return status;
+absl::Status Writer::Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging) {
+  DeviceCopies copies(cache_->device(), options_.stream, cache_->options().io_timeout_ms);
+  absl::Status status;
+  for (const Part& part : parts) {
+    status = Gather(part, staging->bytes().subspan(offset, part.bytes), &copies);
+    if (!status.ok()) break;
+    offset += part.bytes;
+  }
+  // Once for all of them. Also behind a failure: some copies may be under way.
+  absl::Status copied = copies.WaitQueued();
+  if (copies.lost()) staging->Forfeit();
+  return status.ok() ? copied : status;
 }
 
-absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished) {
+absl::Status Writer::Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies) {
+  const uint32_t stream = part.stream;
+  RowRange range = part.range;
   const Buffer& source = *sources_[stream];
   const layout::Stream& description = layout().stream(stream);
   if (description.kind == layout::StreamKind::kRows) {
@@ -141,8 +150,7 @@ absl::Status Writer::Gather(uint32_t stream, RowRange range, base::MutableBytes 
   if (!source.on_device()) return source.Gather(range, rows.data());
   const absl::StatusOr<std::vector<CopyRun>> runs = source.Runs(range, 0);
   if (!runs.ok()) return runs.status();
-  return CopyAndWait(*cache_->device(), source.desc(), options_.stream, CopyDirection::kFromDevice, rows.data(), *runs,
-                     cache_->options().io_timeout_ms, unfinished);
+  return copies->Queue(source.desc(), CopyDirection::kFromDevice, rows.data(), *runs);
 }
 
 // --- growing -----------------------------------------------------------------------------------------------------
@@ -379,15 +387,12 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t
   if (!staging.ok()) return staging.status();
   auto put = std::make_shared<Put>();
   put->staging = *std::move(staging);
-  uint64_t offset = room.head;
+  std::vector<Part> parts;
   for (const format::Slice& slice : head->slices) {
-    if (slice.absent) continue;
     const uint64_t rows = layout().BlockRows(slice.stream);
-    absl::Status status =
-        Gather(slice.stream, {block * rows, count * rows, 0}, offset, slice.bytes * count, &put->staging);
-    if (!status.ok()) return status;
-    offset += slice.bytes * count;
+    if (!slice.absent) parts.push_back({slice.stream, {block * rows, count * rows, 0}, slice.bytes * count});
   }
+  if (absl::Status status = Gather(parts, room.head, &put->staging); !status.ok()) return status;
   Seal(put.get(), *std::move(head), room);
   return put;
 }
@@ -636,13 +641,11 @@ absl::StatusOr<Writer::Captured> Writer::CaptureSnapshot(uint64_t position, bool
   if (!staging.ok()) return staging.status();
   auto put = std::make_shared<Put>();
   put->staging = *std::move(staging);
-  uint64_t offset = room.head;
+  std::vector<Part> parts;
   for (const format::Slice& slice : head->slices) {
-    if (slice.bytes == 0) continue;
-    absl::Status status = Gather(slice.stream, ranges[slice.stream], offset, slice.bytes, &put->staging);
-    if (!status.ok()) return status;
-    offset += slice.bytes;
+    if (slice.bytes != 0) parts.push_back({slice.stream, ranges[slice.stream], slice.bytes});
   }
+  if (absl::Status status = Gather(parts, room.head, &put->staging); !status.ok()) return status;
   return Captured{std::move(put), *std::move(head), room};
 }
 

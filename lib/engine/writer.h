@@ -105,9 +105,15 @@ class Writer {
   absl::StatusOr<uint64_t> BlocksThere(const Put& put) const;  // locked
   std::optional<trie::SnapshotRef> FindSnapshot(const base::BlockDigest& boundary, uint64_t position,
                                                 const base::Digest128& tail) const;  // locked
-  // Into `bytes` bytes of the staging memory from `offset` on.
-  absl::Status Gather(uint32_t stream, RowRange range, uint64_t offset, uint64_t bytes, StagingBuffer* staging);
-  absl::Status Gather(uint32_t stream, RowRange range, base::MutableBytes rows, bool* unfinished);
+  // What a record has of one stream.
+  struct Part {
+    uint32_t stream = 0;
+    RowRange range;
+    uint64_t bytes = 0;
+  };
+  // Into the staging memory from `offset` on, one behind the other.
+  absl::Status Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging);
+  absl::Status Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies);
   SliceCoding Coding() const { return {layout(), options_.compress, cache_->staging()->capacity()}; }
   Room RoomOf(const format::RecordHead& head) const;
   void Seal(Put* put, format::RecordHead head, const Room& room);
