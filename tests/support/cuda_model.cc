@@ -92,9 +92,14 @@ void CudaModel::AddRows(Operation* operation, CopyWay way, const RowsCopy& rows)
   const uint64_t host_stride = to_device ? rows.from_stride : rows.to_stride;
   const uint64_t device_stride = to_device ? rows.to_stride : rows.from_stride;
   if (!IsPinned(host, Reach(rows.bytes, rows.rows, host_stride))) violations_.push_back("a copy outside pinned memory");
-  if (!arena_.Holds(static_cast<const std::byte*>(device), Reach(rows.bytes, rows.rows, device_stride))) {
+  const auto* begin_on_device = static_cast<const std::byte*>(device);
+  const auto* end_on_device = begin_on_device + Reach(rows.bytes, rows.rows, device_stride);
+  if (!arena_.Holds(begin_on_device, static_cast<uint64_t>(end_on_device - begin_on_device))) {
     violations_.push_back("a copy outside a device allocation");
   }
+  const bool first = operation->device_begin == nullptr;
+  operation->device_begin = first ? begin_on_device : std::min(operation->device_begin, begin_on_device);
+  operation->device_end = first ? end_on_device : std::max(operation->device_end, end_on_device);
   for (uint64_t row = 0; row < rows.rows; ++row) {
     auto* begin = static_cast<std::byte*>(const_cast<void*>(host)) + row * host_stride;
     if (!to_device) std::memset(begin, 0xdd, rows.bytes);
@@ -140,7 +145,10 @@ CudaError CudaModel::Move(int32_t device, void* stream, const Run* runs, uint32_
 
 void CudaModel::Enqueue(void* stream, std::function<void()> work) {
   const std::lock_guard lock(mutex_);
-  streams_[stream].push_back({std::move(work), {}, nullptr});
+  Operation operation;
+  operation.run = std::move(work);
+  operation.opens_all = true;
+  streams_[stream].push_back(std::move(operation));
 }
 
 // Runs one operation of one stream. False: there is none, or the device hangs.
@@ -160,9 +168,10 @@ bool CudaModel::Step() {
     }
   }
   if (operation.run) {
-    arena_.SetAccess(true);
+    const auto bytes = static_cast<uint64_t>(operation.device_end - operation.device_begin);
+    operation.opens_all ? arena_.SetAccess(true) : arena_.SetAccess(operation.device_begin, bytes, true);
     operation.run();
-    arena_.SetAccess(false);
+    operation.opens_all ? arena_.SetAccess(false) : arena_.SetAccess(operation.device_begin, bytes, false);
   }
   if (operation.done) operation.done();
   return true;
@@ -242,6 +251,8 @@ std::byte* CudaModel::Allocate(uint64_t bytes) {
 
 void CudaModel::Free(std::byte* memory) {
   const std::lock_guard lock(mutex_);
+  while (Step()) {  // as cudaFree: what uses the memory ends first
+  }
   if (arena_.Free(memory) == 0) violations_.push_back("engine freed device memory twice");
 }
 

@@ -93,6 +93,10 @@ class CudaModel final : public kernels::cuda::Runtime {
     std::function<void()> run;
     std::vector<Range> host;
     std::function<void()> done;  // of an event's record
+    // Of the device: what is opened while it runs. An engine's work may touch anything.
+    const std::byte* device_begin = nullptr;
+    const std::byte* device_end = nullptr;
+    bool opens_all = false;
   };
   struct Event {
     uint64_t recorded = 0, happened = 0;
