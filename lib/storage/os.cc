@@ -3,9 +3,11 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <sys/resource.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <climits>
 #include <cstdio>
@@ -124,6 +126,12 @@ class RealOs : public Os {
     struct statvfs info {};
     const int result = Retry([&] { return fstatvfs(fd, &info); });
     return result < 0 ? result : static_cast<int64_t>(info.f_bavail * info.f_frsize);
+  }
+
+  int DescriptorLimit() override {
+    rlimit limit{};
+    if (getrlimit(RLIMIT_NOFILE, &limit) != 0) return INT_MAX;
+    return static_cast<int>(std::min<rlim_t>(limit.rlim_cur, INT_MAX));
   }
 
   int64_t BlockBytes(int fd) override {

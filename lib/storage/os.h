@@ -13,6 +13,7 @@
 #include <sys/uio.h>
 
 #include <cerrno>
+#include <climits>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -64,6 +65,8 @@ class Os {
   virtual std::unique_ptr<ReadRing> MakeReadRing(uint32_t /*depth*/) { return nullptr; }
   // What may still be written to the file system; INT64_MAX where that is not known.
   virtual int64_t FreeBytes(int /*fd*/) { return INT64_MAX; }
+  // How many descriptors the process may have; INT_MAX where that is not known.
+  virtual int DescriptorLimit() { return INT_MAX; }
   // The file system's allocation unit.
   virtual int64_t BlockBytes(int fd) = 0;
 };

@@ -18,6 +18,8 @@ namespace {
 constexpr char kLanesFolder[] = "lanes";
 // Threads that read another's lane, in a process with a lane of its own. Gets that land in place use the ring anyway.
 constexpr uint32_t kOthersThreads = 2;
+// Descriptors that the lanes of others leave to the own one and to the rest of the process.
+constexpr int kSpareDescriptors = 32;
 // Where a cursor of all lanes says which one it is in; SegmentStore leaves it 0.
 constexpr size_t kCursorLaneAt = 5;
 
@@ -252,6 +254,13 @@ absl::Status LaneStorage::Close(std::chrono::nanoseconds patience) {
 
 // ---- Following -----------------------------------------------------------------------------------------------------
 
+// A new descriptor is the lowest that is free: its number tells how many are taken.
+absl::StatusOr<bool> LaneStorage::HasSpareDescriptors() {
+  const Descriptor next(directory_.os, directory_.os.OpenAt(directory_.root, ".", O_RDONLY | O_DIRECTORY, 0));
+  if (!next.ok()) return ReadError(directory_, "open", ".", next.get());
+  return next.get() < directory_.os.DescriptorLimit() - kSpareDescriptors;
+}
+
 absl::Status LaneStorage::FindLanes() {
   std::vector<uint32_t> found;
   const int result = directory_.os.ReadDirectory(directory_.root, kLanesFolder, [&](std::string_view name) {
@@ -264,6 +273,9 @@ absl::Status LaneStorage::FindLanes() {
   for (const uint32_t lane : found) {
     const bool known = std::any_of(before->begin(), before->end(), [&](const Other& o) { return o.lane == lane; });
     if (known || lane == lane_ || refused_.contains(lane)) continue;
+    const absl::StatusOr<bool> spare = HasSpareDescriptors();
+    if (!spare.ok()) return spare.status();
+    if (!*spare && (own_ != nullptr || !now.empty())) break;  // those that are left are there at another look
     SegmentOptions options = options_;
     options.path = PathOf(lane);
     options.read_only = true;

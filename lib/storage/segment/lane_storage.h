@@ -70,6 +70,7 @@ class LaneStorage final : public Storage {
   std::string PathOf(uint32_t lane) const;
   absl::Status CheckUsable() const;
   std::shared_ptr<const Others> others() const;
+  absl::StatusOr<bool> HasSpareDescriptors();
   absl::Status FindLanes() ABSL_EXCLUSIVE_LOCKS_REQUIRED(follow_mutex_);
   absl::Status Settle(const Others& others, size_t from, FeedEntry entry, FeedPage* page);
   absl::StatusOr<SegmentStorage*> HolderOf(const Others& others, const Key& key);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lanes of one root: who may write, what each sees of the others, and the marks on which all agree.
 #include <signal.h>
+#include <sys/resource.h>
 
 #include <filesystem>
 #include <map>
@@ -271,6 +272,36 @@ TEST_CASE("marks are agreed on by all lanes, at once and across openings") {
   Spill(file, bad);
   const Lane d = OpenLane(root, 3);
   CHECK(CodeOf(d->marks()->TakeNew().status()) == Code::kFormatTooNew);
+}
+
+TEST_CASE("64 descriptors are enough for the own lane, however many others there are") {
+  TempDir directory(TempDir::Place::kMemory);
+  const std::string root = directory / "store";
+  constexpr uint32_t kMany = 30;
+  for (uint32_t lane = 0; lane < kMany; ++lane) PutDurably(*OpenLane(root, lane), lane, "payload", "meta");
+  CHECK(InChild([&] {
+          rlimit limit{64, 64};
+          if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 1;
+          auto opened = storage::LaneStorage::Open(Options(root), kMany);
+          if (!opened.ok()) return 2;
+          storage::LaneStorage& lane = **opened;
+          // Through new segments, journals and checkpoints.
+          for (uint64_t i = 0; i < 300; ++i) {
+            if (!PutNow(lane, KeyOf(100 + i % 7), std::string(900'000, 'p'), std::string(3000, 'm')).status.ok())
+              return 3;
+            if (i % 3 == 0 && !lane.Sync().ok()) return 4;
+            storage::FeedPage page;
+            if (i % 10 == 0 && !lane.Follow(5, &page).ok()) return 5;
+          }
+          if (!lane.marks()->Set(KeyOf(1), {}, false).ok()) return 6;
+          uint64_t found = 0;
+          for (uint32_t other = 0; other < kMany; ++other) {
+            const absl::StatusOr<std::string> read = ReadNow(lane, KeyOf(other));
+            if (read.ok() && *read != "payload") return 7;
+            found += read.ok() ? 1 : 0;
+          }
+          return found > 0 && lane.Close(kForever).ok() ? 0 : 8;
+        }) == 0);
 }
 
 TEST_CASE("a root is read and written where it was copied to") {
