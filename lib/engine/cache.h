@@ -268,6 +268,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint32_t RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes, uint64_t tick,
                       const SavedUses& saved);
   absl::Status StartEpoch(uint64_t newest_sequence);
+  void TrimToBounds();
   absl::Status WriteNamespaceRecord(NameSpace& name_space, const format::NamespaceId& life);
   absl::Status MissingNamespace(const layout::Identity& identity, const layout::Layout& layout) const;  // locked
   absl::StatusOr<format::NamespaceId> NewLife();

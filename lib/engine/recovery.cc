@@ -83,7 +83,22 @@ absl::Status Cache::Recover() {
   // Trimmed first, so that a storage that is full to its own limit has room for the epoch's record.
   if (absl::Status status = Trim(options_.capacity_bytes).status(); !status.ok()) return status;
   if (absl::Status status = StartEpoch(newest_sequence); !status.ok()) return status;
-  return Trim(options_.capacity_bytes).status();
+  TrimToBounds();
+  return Trim(PercentOfCapacity(options_.high_percent)).status();
+}
+
+// The index and the snapshots may have had larger bounds when they were stored.
+void Cache::TrimToBounds() {
+  for (bool evicted = true; evicted;) {
+    std::vector<Removal> removals;
+    {
+      base::MutexLock lock(mutex_);
+      const bool snapshots = snapshot_bytes_ > options_.snapshot_bytes;
+      if (!snapshots && BlockCount() <= options_.max_blocks) return;
+      evicted = snapshots ? EvictSnapshot(&removals) : EvictBlock(&removals);
+    }
+    RunRemovals(removals);
+  }
 }
 
 // Records of namespaces that only a later version can read are its own: they stay, and take their place.

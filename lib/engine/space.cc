@@ -331,14 +331,18 @@ void Cache::RunRemovals(const std::vector<Removal>& removals) {
 absl::StatusOr<uint64_t> Cache::Trim(uint64_t target_bytes) {
   if (absl::Status status = CheckUsable(); !status.ok()) return status;
   if (options_.read_only) return base::MakeStatus(base::Code::kReadOnly, "cache", "opened read-only");
+  // What is too much now: others may store as fast as this evicts.
+  std::optional<uint64_t> left;
   while (true) {
     std::vector<Removal> removals;
     {
       base::MutexLock lock(mutex_);
-      if (HeldBytes() <= target_bytes || !EvictOne(RecordClass::kRows, 0, &removals)) {
-        if (HeldBytes() <= target_bytes || !EvictSnapshot(&removals)) return HeldBytes();
-      }
+      const uint64_t above = HeldBytes() - std::min(HeldBytes(), target_bytes);
+      if (!left.has_value()) left = above;
+      if (above == 0 || *left == 0) return HeldBytes();
+      if (!EvictOne(RecordClass::kRows, 0, &removals) && !EvictSnapshot(&removals)) return HeldBytes();
     }
+    for (const Removal& removal : removals) *left -= std::min(*left, removal.bytes);
     RunRemovals(removals);
   }
 }

@@ -350,6 +350,41 @@ TEST_CASE("a smaller budget keeps prefixes") {
   CHECK(store.stats().held_blocks <= 3);
 }
 
+TEST_CASE("a store that is opened with smaller bounds is within each of them before it serves anything") {
+  const auto memory = std::make_shared<storage::MemoryStorage>(storage::MemoryOptions{2 << 20});
+  const auto shared = [&] { return std::make_shared<FaultyStorage>(memory, 1, /*close_inner=*/false); };
+  Store rows(RowsLayout()), hybrid(HybridLayout());
+  rows.open_storage = shared;
+  hybrid.open_storage = shared;
+  rows.Open();
+  for (uint64_t seed = 0; seed < 5; ++seed) rows.StorePrompt(MakeTokens(40, seed));
+  rows.Close();
+  hybrid.Open();
+  for (uint64_t seed = 10; seed < 16; ++seed) hybrid.StorePrompt(MakeTokens(50, seed));
+  const Stats full = hybrid.stats();
+  REQUIRE(full.held_blocks == 5 * 10 + 6 * 6);
+  REQUIRE(full.held_snapshots == 6);
+  // The snapshots' share.
+  hybrid.options.snapshot_bytes = full.held_snapshot_bytes / 2;
+  hybrid.Reopen();
+  CHECK(hybrid.stats().held_snapshot_bytes <= hybrid.options.snapshot_bytes);
+  CHECK(hybrid.stats().held_snapshots == 3);
+  CHECK(hybrid.stats().held_blocks == full.held_blocks);
+  // The index, which both namespaces are in.
+  hybrid.options.max_blocks = 60;
+  hybrid.Reopen();
+  CHECK(hybrid.stats().held_blocks == 60);
+  // The watermark below the capacity.
+  hybrid.options.capacity_bytes = hybrid.stats().held_bytes;
+  hybrid.options.snapshot_bytes = hybrid.options.capacity_bytes / 8;
+  hybrid.options.high_percent = 60;
+  hybrid.Reopen();
+  CHECK(hybrid.stats().held_bytes <= hybrid.options.capacity_bytes / 100 * 60);
+  CHECK(hybrid.stats().held_blocks > 10);
+  CHECK(memory->UsedBytes() == hybrid.stats().held_bytes);
+  hybrid.Close();
+}
+
 TEST_CASE("a store opened read-only is read, and not changed") {
   Store store(HybridLayout());
   store.Open();

@@ -168,6 +168,25 @@ TEST_CASE("a record that can never fit is refused at once") {
   store.CheckAccounts();
 }
 
+TEST_CASE("a trim ends although others go on storing") {
+  Store store(RowsLayout());
+  store.Open();
+  for (uint64_t seed = 0; seed < 20; ++seed) store.StorePrompt(MakeTokens(40, seed));
+  const uint64_t target = store.stats().held_bytes / 2;
+  // For each block that goes ten come, and find room.
+  uint64_t removals = 0;
+  store.faults().BeforeRemove([&] {
+    if (++removals < 100) store.StorePrompt(MakeTokens(40, 100 + removals));
+  });
+  REQUIRE(store.cache().Trim(target).ok());
+  store.faults().BeforeRemove(nullptr);
+  CHECK(removals > 90);
+  CHECK(removals < 120);
+  CHECK(store.stats().held_bytes > target);
+  CHECK(store.cache().Trim(target).value() <= target);
+  store.CheckAccounts();
+}
+
 TEST_CASE("a failed removal keeps its bytes in the account") {
   Store store(RowsLayout());
   store.Open();
