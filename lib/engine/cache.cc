@@ -208,7 +208,8 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
     // While requests are stuck in the storage it cannot be torn down under them, nor by the completion that comes at
     // last, on a thread of its own: then everything stays as it is until a later Close finds them done.
     base::MutexLock lock(mutex_);
-    released = std::exchange(stuck_self_, storage_status.ok() ? nullptr : weak_from_this().lock());
+    const bool stuck = base::CodeOf(storage_status) == base::Code::kTimeout;
+    released = std::exchange(stuck_self_, stuck ? weak_from_this().lock() : nullptr);
   }
   status.Update(storage_status);
   if (info != nullptr) *info = dropped;

@@ -10,6 +10,7 @@
 #include "lib/base/status.h"
 #include "lib/codec/meta_frame.h"
 #include "lib/engine/name_space.h"
+#include "lib/storage/tiered.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/fake_random.h"
 #include "tests/unit/engine/engine_fixture.h"
@@ -690,6 +691,27 @@ TEST_CASE("close drains what was accepted, and handles say that it is closed") {
   store.Close();
   store.Open();
   CHECK(store.stats().recovered_blocks == 5);
+}
+
+TEST_CASE("a close that lost what was to be written back says so, and leaves nothing of the cache") {
+  const auto memory = std::make_shared<storage::MemoryStorage>(storage::MemoryOptions{1 << 20});
+  const auto lower = std::make_shared<FaultyStorage>(memory, 1, /*close_inner=*/false);
+  Store store(RowsLayout());
+  store.open_storage = [&]() -> std::shared_ptr<storage::Storage> {
+    storage::TieredOptions tiers;
+    tiers.lower = lower;
+    tiers.memory_bytes = 1 << 20;
+    tiers.write = storage::WritePolicy::kBack;
+    return storage::TieredStorage::Open(std::move(tiers)).value();
+  };
+  store.Open();
+  REQUIRE(store.cache().storage().Drain(std::chrono::seconds(60)).ok());
+  lower->FailNth(StorageCall::kPut, 1, base::Code::kIo, /*and_all_after=*/true);
+  store.StorePrompt(MakeTokens(40, 1));
+  const std::weak_ptr<Cache> watch = store.cache_handle();
+  CHECK(base::CodeOf(store.cache().Close(std::chrono::seconds(60), nullptr)) == base::Code::kIo);
+  store.Abandon();
+  CHECK(watch.expired());
 }
 
 TEST_CASE("a close over a stuck storage returns, and what comes later harms nobody") {
