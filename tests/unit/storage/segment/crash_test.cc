@@ -10,8 +10,8 @@
 #include "lib/storage/segment/segment_storage.h"
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
+#include "tests/support/crash_model.h"
 #include "tests/support/sim_disk.h"
-#include "tests/unit/storage/segment/crash_model.h"
 
 namespace base = kvstrata::core::base;
 namespace storage = kvstrata::core::storage;
