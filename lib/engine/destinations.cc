@@ -69,7 +69,7 @@ absl::Status Destinations::CheckCovered(const Segment& segment, const std::optio
   return buffer->CheckRows(range);
 }
 
-absl::Status Destinations::Write(uint32_t stream, const RowRange& range, base::MutableBytes rows) {
+absl::Status Destinations::Write(uint32_t stream, const RowRange& range, base::ByteView rows) {
   const layout::Stream& description = layout().stream(stream);
   std::optional<Buffer> exact;
   const Buffer* buffer = &*buffers_[stream];
@@ -92,7 +92,9 @@ absl::Status Destinations::Write(uint32_t stream, const RowRange& range, base::M
   if (!buffer->on_device()) return buffer->Scatter(target, rows.data());
   const absl::StatusOr<std::vector<CopyRun>> runs = buffer->Runs(target, 0);
   if (!runs.ok()) return runs.status();
-  return copies_.Queue(buffer->desc(), CopyDirection::kToDevice, rows.data(), *runs);
+  // Devices take the host's side as memory that may be written, whatever the direction.
+  auto* const host = const_cast<std::byte*>(rows.data());
+  return copies_.Queue(buffer->desc(), CopyDirection::kToDevice, host, *runs);
 }
 
 absl::Status Destinations::Keep(StagingBuffer* staging, bool* kept) {

@@ -48,7 +48,7 @@ class Destinations {
   int32_t device() const { return device_; }
   absl::Status CheckCovered(const Segment& segment) const { return CheckCovered(segment, buffers_[segment.stream]); }
   // The rows `range` of a stream that has a destination. On a device: they are there when the next Keep was waited for.
-  absl::Status Write(uint32_t stream, const RowRange& range, base::MutableBytes rows);
+  absl::Status Write(uint32_t stream, const RowRange& range, base::ByteView rows);
   // Takes the memory that was written from since the last call, where a device reads it: *kept.
   absl::Status Keep(StagingBuffer* staging, bool* kept);
   absl::Status WaitOldest();

@@ -19,10 +19,27 @@ absl::Status SubmitPatiently(storage::Storage& storage, const storage::Request& 
   }
 }
 
+ReadOperation::ReadOperation(std::shared_ptr<storage::HeldRecord> held, uint64_t offset, uint64_t bytes,
+                             StagingBuffer scratch)
+    : key_{},
+      held_(std::move(held)),
+      offset_(offset),
+      bytes_(bytes),
+      begin_(offset),
+      scratch_bytes_(scratch.size()),
+      staging_(std::move(scratch)) {
+  base::MutexLock lock(mutex_);
+  done_ = true;
+  from_memory_ = true;
+  const uint64_t size = held_->payload().size();
+  if (offset > size || bytes > size - offset) status_ = base::Corrupt("bytes", "the record has fewer than it should");
+}
+
 absl::Status ReadOperation::Submit(storage::Storage& storage, Deadline deadline) {
   // The completion owns a reference of its own; it gives it back when it runs.
   auto* self = new std::shared_ptr<ReadOperation>(shared_from_this());
-  storage::Request request{storage::Get{key_, offset_, bytes()}, {&ReadOperation::Complete, self}};
+  const base::MutableBytes to = staging_.bytes().subspan(begin_, bytes_);
+  storage::Request request{storage::Get{key_, offset_, to}, {&ReadOperation::Complete, self}};
   absl::Status status = SubmitPatiently(storage, request, deadline);
   if (!status.ok()) delete self;
   return status;

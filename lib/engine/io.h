@@ -49,6 +49,10 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
         scratch_bytes_(scratch_bytes),
         staging_(std::move(staging)) {}
 
+  // Of a record that the storage holds in memory: there is nothing to submit, and nothing is copied. `scratch` is all
+  // the memory that the operation has.
+  ReadOperation(std::shared_ptr<storage::HeldRecord> held, uint64_t offset, uint64_t bytes, StagingBuffer scratch);
+
   absl::Status Submit(storage::Storage& storage, Deadline deadline);
   // The status of the read; kTimeout when it has not completed by `deadline`: wait again, or abandon it.
   absl::Status Wait(Deadline deadline);
@@ -65,7 +69,11 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
     base::MutexLock lock(mutex_);
     return from_memory_;
   }
-  base::MutableBytes bytes() { return staging_.bytes().subspan(begin_, bytes_); }
+  bool is_held() const { return held_ != nullptr; }
+  base::ByteView bytes() const {
+    const base::ByteView memory = is_held() ? held_->payload() : staging_.view();
+    return memory.subspan(begin_, bytes_);
+  }
   base::MutableBytes scratch() { return staging_.bytes().last(scratch_bytes_); }
 
  private:
@@ -74,9 +82,10 @@ class ReadOperation : public std::enable_shared_from_this<ReadOperation> {
   static void Complete(void* user, const storage::Result& result);
 
   const storage::Key key_;
+  const std::shared_ptr<storage::HeldRecord> held_;
   const uint64_t offset_;
   const uint64_t bytes_;
-  const uint64_t begin_;  // in the staging memory
+  const uint64_t begin_;  // in the staging memory, or in the held record
   const uint64_t scratch_bytes_;
   StagingBuffer staging_;
   mutable base::Mutex mutex_;

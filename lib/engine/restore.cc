@@ -271,7 +271,7 @@ std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
     read.bytes = reads[i].bytes;
     read.scratch_bytes = reads[i].decode_bytes;
     read.use = [this, planned = &reads[i], record = &records[reads[i].record]](
-                   base::MutableBytes bytes, base::MutableBytes scratch, Fault* fault) {
+                   base::ByteView bytes, base::MutableBytes scratch, Fault* fault) {
       return UseRead(*planned, record, bytes, scratch, fault);
     };
     return read;
@@ -359,7 +359,7 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
   const auto make = [&](size_t) {
     Read read = ReadOf(SnapshotRecord());
     read.bytes = SnapshotHeadBytes(*match_, snapshot, coded);
-    read.use = [&](base::MutableBytes bytes, base::MutableBytes, Fault*) -> absl::Status {
+    read.use = [&](base::ByteView bytes, base::MutableBytes, Fault*) -> absl::Status {
       const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(bytes.first(format::kHeadPrefixBytes));
       coded = !coded && size.ok() && *size == SnapshotHeadBytes(*match_, snapshot, /*coded=*/true);
       return coded ? absl::OkStatus() : ProveSnapshotHead(*match_, snapshot, bytes, &snapshot_table_);
@@ -382,7 +382,7 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<
     const auto make = [&](size_t i) {
       Read read = ReadOf(*left[i]);
       read.bytes = left[i]->head_bytes;
-      read.use = [&, record = left[i]](base::MutableBytes bytes, base::MutableBytes, Fault*) -> absl::Status {
+      read.use = [&, record = left[i]](base::ByteView bytes, base::MutableBytes, Fault*) -> absl::Status {
         const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(bytes.first(format::kHeadPrefixBytes));
         if (!size.ok()) return size.status();
         if (*size > bytes.size()) {
@@ -403,7 +403,7 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<
   return std::nullopt;
 }
 
-absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes,
+absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* record, base::ByteView bytes,
                                   base::MutableBytes scratch, Fault* fault) {
   if (planned.has_head) {
     const base::ByteView head = bytes.first(record->head_bytes);
@@ -419,14 +419,14 @@ absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* recor
 
 // Some blocks of one stream at a time, so that they are moved out of the cache that their checksums have brought them
 // into; to a device in one piece.
-absl::Status RestorePlan::UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+absl::Status RestorePlan::UsePart(const SourceRecord& record, const ReadPart& part, base::ByteView bytes,
                                   base::MutableBytes scratch, Fault* fault) {
   const SliceTable& table = record.table;
   const uint64_t block_bytes = std::max<uint64_t>(1, table.slices[part.slice].bytes);
   const uint64_t step = destinations_.device() >= 0 ? part.to - part.from : 1 + kProvenBytes / block_bytes;
   for (uint64_t from = part.from; from < part.to; from += step) {
     const ReadPart piece{part.slice, from, std::min(part.to, from + step), 0};
-    const base::MutableBytes stored = bytes.subspan(table.StoredBytes(part.slice, part.from, from),
+    const base::ByteView stored = bytes.subspan(table.StoredBytes(part.slice, part.from, from),
                                                     table.StoredBytes(part.slice, piece.from, piece.to));
     if (absl::Status status = UsePiece(record, piece, stored, scratch, fault); !status.ok()) return status;
   }
@@ -434,7 +434,7 @@ absl::Status RestorePlan::UsePart(const SourceRecord& record, const ReadPart& pa
 }
 
 // Proves what one stream has of each block, decodes it where it is coded, then moves all of it to its destination.
-absl::Status RestorePlan::UsePiece(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+absl::Status RestorePlan::UsePiece(const SourceRecord& record, const ReadPart& part, base::ByteView bytes,
                                    base::MutableBytes scratch, Fault* fault) {
   const SliceTable& table = record.table;
   const auto at_fault = [&](uint64_t block, absl::Status status) {
@@ -461,7 +461,7 @@ absl::Status RestorePlan::UsePiece(const SourceRecord& record, const ReadPart& p
   return WritePart(record, part, scratch.first((part.to - part.from) * slice.bytes));
 }
 
-absl::Status RestorePlan::WritePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes rows) {
+absl::Status RestorePlan::WritePart(const SourceRecord& record, const ReadPart& part, base::ByteView rows) {
   const uint32_t stream = record.table.slices[part.slice].stream;
   if (!record.snapshot) {
     return destinations_.Write(stream, BlockRange(stream, record.run.first + part.from, part.to - part.from), rows);

@@ -101,7 +101,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
     bool snapshot = false;       // else of a run
     uint64_t scratch_bytes = 0;  // of memory that `use` needs beside the bytes
     Fault fault;                 // when it fails; `use` may say it more closely
-    std::function<absl::Status(base::MutableBytes bytes, base::MutableBytes scratch, Fault*)> use;
+    std::function<absl::Status(base::ByteView bytes, base::MutableBytes scratch, Fault*)> use;
   };
 
   RestorePlan(std::shared_ptr<MatchState> match, RestoreOptions options);
@@ -122,13 +122,13 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   std::optional<Failure> ReadSnapshotHead();
   std::optional<Failure> ReadUncertainHeads(std::vector<SourceRecord>* records);
   Read ReadOf(const SourceRecord& record) const;
-  absl::Status UseRead(const RecordRead& planned, SourceRecord* record, base::MutableBytes bytes,
+  absl::Status UseRead(const RecordRead& planned, SourceRecord* record, base::ByteView bytes,
                        base::MutableBytes scratch, Fault* fault);
-  absl::Status UsePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+  absl::Status UsePart(const SourceRecord& record, const ReadPart& part, base::ByteView bytes,
                        base::MutableBytes scratch, Fault* fault);
-  absl::Status UsePiece(const SourceRecord& record, const ReadPart& part, base::MutableBytes bytes,
+  absl::Status UsePiece(const SourceRecord& record, const ReadPart& part, base::ByteView bytes,
                         base::MutableBytes scratch, Fault* fault);
-  absl::Status WritePart(const SourceRecord& record, const ReadPart& part, base::MutableBytes rows);
+  absl::Status WritePart(const SourceRecord& record, const ReadPart& part, base::ByteView rows);
   void ReadUsed(const std::vector<SourceRecord>& records, const std::vector<RecordRead>& reads, size_t used);
   // `used` is told of each read once its bytes have been used, in order.
   std::optional<Failure> RunReads(size_t count, const std::function<Read(size_t)>& make,
@@ -137,6 +137,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   static bool IsRecordFault(const absl::Status& status);
   template <typename Step>
   auto InPieces(Deadline deadline, const Step& step);
+  absl::StatusOr<StagingBuffer> AcquireStaging(uint64_t bytes, bool may_wait, Deadline deadline);
   absl::StatusOr<std::shared_ptr<ReadOperation>> BeginRead(const Read& read, bool may_wait, Deadline deadline);
   std::optional<Failure> CheckStopped();
   void Shorten(const Failure& failure);

@@ -54,16 +54,30 @@ auto RestorePlan::InPieces(Deadline deadline, const Step& step) {
 }
 
 // kBusy when it would have to wait for staging memory and `may_wait` is false.
+absl::StatusOr<StagingBuffer> RestorePlan::AcquireStaging(uint64_t bytes, bool may_wait, Deadline deadline) {
+  StagingPool& pool = *match_->cache->staging();
+  if (!may_wait) return pool.TryAcquire(bytes, destinations_.device());
+  return InPieces(deadline, [&](Deadline piece) { return pool.Acquire(bytes, destinations_.device(), piece); });
+}
+
+// As AcquireStaging. What the storage has in memory is used where it lies; a device reads from pinned memory only.
 absl::StatusOr<std::shared_ptr<ReadOperation>> RestorePlan::BeginRead(const Read& read, bool may_wait,
                                                                       Deadline deadline) {
   Cache& cache = *match_->cache;
-  StagingPool& pool = *cache.staging();
-  uint64_t room = ReadOperation::RoomFor(read.offset, read.bytes) + read.scratch_bytes;
-  if (room > pool.capacity()) room = read.bytes + read.scratch_bytes;
-  absl::StatusOr<StagingBuffer> staging =
-      may_wait ? InPieces(deadline, [&](Deadline piece) { return pool.Acquire(room, destinations_.device(), piece); })
-               : pool.TryAcquire(room, destinations_.device());
+  auto held = destinations_.device() < 0 ? cache.storage().Hold(read.key) : nullptr;
+  if (held != nullptr && read.scratch_bytes == 0) {
+    return std::make_shared<ReadOperation>(std::move(held), read.offset, read.bytes, StagingBuffer());
+  }
+  uint64_t room = read.scratch_bytes;
+  if (held == nullptr) {
+    room += ReadOperation::RoomFor(read.offset, read.bytes);
+    if (room > cache.staging()->capacity()) room = read.bytes + read.scratch_bytes;
+  }
+  absl::StatusOr<StagingBuffer> staging = AcquireStaging(room, may_wait, deadline);
   if (!staging.ok()) return staging.status();
+  if (held != nullptr) {
+    return std::make_shared<ReadOperation>(std::move(held), read.offset, read.bytes, *std::move(staging));
+  }
   auto operation =
       std::make_shared<ReadOperation>(read.key, read.offset, read.bytes, *std::move(staging), read.scratch_bytes);
   const absl::Status status =
@@ -181,6 +195,7 @@ class RestorePlan::Course {
       plan_.result_.bytes_read += done.read.bytes;
       if (done.operation->from_memory()) plan_.memory_bytes_read_ += done.read.bytes;
     }
+    if (done.operation->is_held()) plan_.match_->cache->storage().CountHeldRead(done.read.bytes);
     Fault fault = done.read.fault;
     absl::Status status = done.read.use(done.operation->bytes(), done.operation->scratch(), &fault);
     // Also behind a failure: some of it may be on its way.

@@ -252,6 +252,8 @@ class Storage {
   // The record where this storage has it in memory, without a copy; null where it has not, and after Close. Not a get:
   // it never reads from a medium.
   virtual std::shared_ptr<HeldRecord> Hold(const Key& /*key*/) { return nullptr; }
+  // So much of a held record was read where others would have made a get of it: for the statistics.
+  virtual void CountHeldRead(uint64_t /*bytes*/) {}
   // Nothing where there is no tier of memory.
   virtual std::optional<TierStats> Tier() const { return std::nullopt; }
 

@@ -188,9 +188,7 @@ Result TieredStorage::RunGet(const Get& get, const std::shared_ptr<TierRecord>& 
   if (!status.ok()) return {std::move(status), 0};
   const base::ByteView range = record->payload().subspan(static_cast<size_t>(get.offset), get.destination.size());
   base::CopyBytes(get.destination.data(), range.data(), range.size());
-  base::MutexLock lock(mutex_);
-  ++stats_.hits;
-  stats_.hit_bytes += range.size();
+  CountHeldRead(range.size());
   return {absl::OkStatus(), range.size(), /*from_memory=*/true};
 }
 
@@ -373,6 +371,12 @@ std::shared_ptr<HeldRecord> TieredStorage::Hold(const Key& key) {
   if (slot == nullptr || slot->gone) return nullptr;
   Touch(*slot);
   return slot->record;
+}
+
+void TieredStorage::CountHeldRead(uint64_t bytes) {
+  base::MutexLock lock(mutex_);
+  ++stats_.hits;
+  stats_.hit_bytes += bytes;
 }
 
 std::optional<TierStats> TieredStorage::Tier() const {

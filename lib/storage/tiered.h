@@ -74,6 +74,7 @@ class TieredStorage final : public Storage {
   uint64_t UsedBytes() const override;
   std::optional<uint64_t> FreeBytes() const override { return lower_->FreeBytes(); }
   std::shared_ptr<HeldRecord> Hold(const Key& key) override;
+  void CountHeldRead(uint64_t bytes) override;
   std::optional<TierStats> Tier() const override;
   absl::Status Drain(std::chrono::nanoseconds patience) override;
   // Lowest tier last: what is dirty goes below first.

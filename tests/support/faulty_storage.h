@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -73,6 +74,11 @@ class FaultyStorage final : public core::storage::Storage {
     return inner_->StoredBytes(payload_bytes, meta_bytes);
   }
   uint64_t UsedBytes() const override { return inner_->UsedBytes(); }
+  // Nothing unless that was asked for: what is held is read without a call that could fail.
+  std::shared_ptr<core::storage::HeldRecord> Hold(const core::storage::Key& key) override {
+    return holds_ ? inner_->Hold(key) : nullptr;
+  }
+  void LetHold() { holds_ = true; }
   std::optional<uint64_t> FreeBytes() const override { return free_bytes_ ? free_bytes_() : inner_->FreeBytes(); }
   absl::Status Close(std::chrono::nanoseconds patience) override;
 
@@ -102,6 +108,7 @@ class FaultyStorage final : public core::storage::Storage {
 
   const std::shared_ptr<core::storage::Storage> inner_;
   const bool close_inner_;
+  std::atomic<bool> holds_{false};
   std::function<uint64_t()> free_bytes_;
   std::function<void()> before_remove_;
   std::optional<core::storage::Capabilities> claimed_;

@@ -12,7 +12,9 @@ using namespace kvstrata::test;
 namespace base = kvstrata::core::base;
 namespace engine = kvstrata::core::engine;
 namespace layout = kvstrata::core::layout;
+namespace format = kvstrata::core::format;
 namespace plan = kvstrata::core::plan;
+namespace storage = kvstrata::core::storage;
 using base::Code;
 using engine::BufferForm;
 
@@ -222,4 +224,30 @@ TEST_CASE("an older opaque state that is larger than the destination is passed o
   CHECK(third_best > 0);
   CHECK(none > 0);
   store.CheckAccounts();
+}
+
+TEST_CASE("what the storage has in memory is restored from where it lies, proven as ever") {
+  Store store(HybridLayout());
+  store.Open();
+  const Tokens tokens = MakeTokens(45, 5);
+  StoreWithSnapshots(store, tokens, {43});
+  store.faults().LetHold();
+  const uint64_t gets = store.faults().calls(StorageCall::kGet);
+  CHECK(store.RestoredTokens(tokens) == 43);
+  CHECK(store.faults().calls(StorageCall::kGet) == gets);
+  const Stats stats = store.stats();
+  CHECK(stats.restored_bytes > 0);
+  CHECK(stats.restored_memory_bytes == stats.restored_bytes);
+
+  // Not a byte of it is believed for lying in memory.
+  const auto match = store.Lookup(tokens, {.allowed_modes = kAllModes});
+  const storage::Key first{format::MakeRecordKey(format::RecordKind::kBlock, match->state()->blocks[0].key)};
+  const auto held = store.memory().Hold(first);
+  REQUIRE(held != nullptr);
+  const base::ByteView payload = held->payload();
+  const_cast<std::byte&>(payload.back()) ^= std::byte{1};
+  const Restored restored = store.Restore(*match, tokens);
+  CHECK(restored.result.state == RestoreState::kShortened);
+  CHECK(restored.result.plan.usable_tokens < 43);
+  CHECK(store.stats().reads_corrupt == 1);
 }
