@@ -178,8 +178,12 @@ int32_t Launch(const Kernel& kernel, const Grid& grid, void* stream) {
                            static_cast<int>(grid.shared_bytes)) != cudaSuccess) {
     return KVSTRATA_KERNELS_DEVICE;
   }
-  RunKernel<Kernel><<<grid.blocks, Kernel::kThreads, grid.shared_bytes, static_cast<cudaStream_t>(stream)>>>(kernel);
-  return cudaPeekAtLastError() == cudaSuccess ? kOk : KVSTRATA_KERNELS_DEVICE;
+  // Not by <<<>>>, which tells nothing: the thread's last error may be older than this launch, and the host's.
+  void* arguments[] = {const_cast<Kernel*>(&kernel)};
+  const cudaError_t error =
+      cudaLaunchKernel(reinterpret_cast<const void*>(RunKernel<Kernel>), dim3(grid.blocks), dim3(Kernel::kThreads),
+                       arguments, grid.shared_bytes, static_cast<cudaStream_t>(stream));
+  return error == cudaSuccess ? kOk : KVSTRATA_KERNELS_DEVICE;
 }
 
 #else

@@ -46,6 +46,20 @@ TEST_CASE("gpu: kernels", "[kernels]") {
   FuzzDevice("move", k::FuzzMove, 60);
 }
 
+TEST_CASE("gpu: a launch is not blamed for an error before it", "[kernels]") {
+  void* memory = nullptr;
+  CHECK(cudaMalloc(&memory, uint64_t{1} << 60) == cudaErrorMemoryAllocation);  // stays the thread's last error
+  REQUIRE(cudaMalloc(&memory, 64) == cudaSuccess);
+  kvstrata_convert_args args{};
+  args.struct_size = sizeof args;
+  args.count = 8;
+  args.source = memory;
+  args.destination = static_cast<std::byte*>(memory) + 32;
+  CHECK(WaitingKernels().bf16_to_f32(&args, nullptr) == KVSTRATA_KERNELS_OK);
+  CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+  CHECK(cudaFree(memory) == cudaSuccess);
+}
+
 // Small whole numbers: every order of summation gives the same sums, and TF32 or bf16 hold them.
 TEST_CASE("gpu: projections by cuBLAS", "[projections]") {
   kvstrata_cuda_projector* projector = nullptr;
