@@ -59,6 +59,7 @@ absl::StatusOr<std::shared_ptr<storage::Storage>> OpenStorage(const kvstrata_cac
   segment.path = options.path;
   segment.read_only = read_only;
   segment.capacity_bytes = options.capacity_bytes;
+  segment.keep_free_bytes = options.keep_free_bytes;
   if (options.io_threads != 0) segment.io_threads = options.io_threads;
   absl::StatusOr<std::unique_ptr<storage::LaneStorage>> opened = storage::LaneStorage::Open(segment, *lane);
   if (!opened.ok()) return opened.status();
@@ -79,7 +80,8 @@ absl::Status ReadSpaceOptions(const kvstrata_cache_options& options, engine::Cac
   cache->high_percent = options.high_percent;
   cache->low_percent = options.low_percent;
   cache->ghost_bytes = options.ghost_bytes;
-  cache->keep_free_bytes = options.keep_free_bytes;
+  // The store at `path` keeps its floor itself.
+  cache->keep_free_bytes = options.path == nullptr ? options.keep_free_bytes : 0;
   return absl::OkStatus();
 }
 

@@ -505,9 +505,10 @@ typedef struct kvstrata_cache_options {
   uint64_t ghost_bytes;                /* memory for keys of blocks that are not there, 8 bytes each; 0 = 4 MiB, and
                                           none where neither policy nor admission needs them; at most 1 GiB         */
   uint64_t keep_free_bytes;            /* of the storage's medium: a put that would leave less evicts as much as is
-                                          missing, and is dropped where that does not help; 0 = no floor.
-                                          KVSTRATA_E_UNSUPPORTED where the storage cannot tell what is free: as yet, any
-                                          of this library's own                                                     */
+                                          missing, and is dropped where that does not help; 0 = no floor. The store at
+                                          `path` does not grow into it: its files are never made smaller, so a put that
+                                          finds no room in them evicts, or is dropped. KVSTRATA_E_UNSUPPORTED where the
+                                          storage cannot tell what is free                                          */
   uint64_t lane;                       /* of the store at `path`, 0 to 63; UINT64_MAX = the lowest that is free. A lane
                                           has one process that writes it; capacity_bytes and the other bounds are the
                                           lane's. KVSTRATA_E_LOCKED names the lane that somebody else writes. Lookups
@@ -638,7 +639,8 @@ typedef struct kvstrata_verify_info {
  * Blocks for as long as the reading takes; other threads' calls go on beside it. */
 KVSTRATA_API kvstrata_status kvstrata_cache_verify(kvstrata_cache* cache, kvstrata_progress_fn progress, void* user,
                                                    kvstrata_verify_info* out, kvstrata_error* error);
-/* Evicts, coldest leaf first, until at most target_bytes are held or only leased records are left. */
+/* Evicts, coldest leaf first, until at most target_bytes are held or only leased records are left. Beside threads that
+ * go on storing it evicts what was too much when it was called. */
 KVSTRATA_API kvstrata_status kvstrata_cache_trim(kvstrata_cache* cache, uint64_t target_bytes,
                                                  uint64_t* out_held_bytes, kvstrata_error* error);
 /* Makes everything stored before the call durable. KVSTRATA_E_UNSUPPORTED where the storage cannot. After a flush has

@@ -90,6 +90,7 @@ absl::StatusOr<std::unique_ptr<SegmentStorage>> SegmentStorage::Open(const Segme
   given.path = options.path;
   given.read_only = options.read_only;
   given.capacity_bytes = options.capacity_bytes;
+  given.keep_free_bytes = options.keep_free_bytes;
   given.segment_bytes = options.segment_bytes;
   given.journal_bytes = options.journal_bytes;
   given.io_threads = options.io_threads;

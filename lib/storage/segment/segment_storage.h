@@ -38,6 +38,8 @@ struct SegmentOptions {
   uint32_t flush_ms = 1000;
   // So much payload does not wait.
   uint64_t flush_bytes = 64u << 20;
+  // Of the file system: segments do not grow into it.
+  uint64_t keep_free_bytes = 0;
   // 0: as the capacity has them. Tests make them small.
   uint64_t segment_bytes = 0;
   uint64_t journal_bytes = 0;

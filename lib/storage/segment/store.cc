@@ -57,6 +57,7 @@ SegmentStore::SegmentStore(const SegmentStoreOptions& options)
       path_(options.path),
       read_only_(options.read_only),
       capacity_bytes_(options.capacity_bytes),
+      keep_free_bytes_(options.keep_free_bytes),
       segment_bytes_(options.segment_bytes != 0 ? options.segment_bytes : SegmentBytesFor(options.capacity_bytes)),
       journal_bytes_(options.journal_bytes != 0
                          ? options.journal_bytes

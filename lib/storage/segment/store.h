@@ -63,6 +63,8 @@ struct SegmentStoreOptions {
   bool read_only = false;
   // At least 1 when the store may be written to.
   uint64_t capacity_bytes = 0;
+  // Of the file system: segments do not grow into it.
+  uint64_t keep_free_bytes = 0;
   // 0: as the capacity has it.
   uint64_t segment_bytes = 0;
   uint64_t journal_bytes = 0;
@@ -239,6 +241,7 @@ class SegmentStore {
   const std::string path_;
   const bool read_only_;
   const uint64_t capacity_bytes_;
+  const uint64_t keep_free_bytes_;
   // Of a store that is made.
   const uint64_t segment_bytes_;
   // A checkpoint is due when the journals are longer than this, and than the last checkpoint.

@@ -166,7 +166,7 @@ absl::Status SegmentStore::ReadTable() {
   bounds.segment_bytes = super_.segment_bytes;
   bounds.limit_bytes = base::CheckedAdd(capacity_bytes_, slack).value_or(UINT64_MAX);
   bounds.grow_bytes = std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes);
-  bounds.keep_bytes = std::max(kJournalsKept * journal_bytes_, capacity_bytes_ / kLogShare);
+  bounds.keep_bytes = std::max({kJournalsKept * journal_bytes_, capacity_bytes_ / kLogShare, keep_free_bytes_});
   bounds.io_threads = io_threads_;
   data_ = std::make_unique<DataFiles>(directory_, bounds, read_only_);
   absl::Status status;

@@ -51,6 +51,49 @@ TEST_CASE("a full disk refuses the put and keeps the older record; the store goe
   CHECK(store->Sync().ok());
 }
 
+namespace {
+
+// A file system that others fill, as far as it tells.
+class FullerDisk : public FaultyOs {
+ public:
+  std::atomic<uint64_t> free_bytes{64 << 20};
+  int64_t FreeBytes(int) override { return static_cast<int64_t>(free_bytes); }
+  int Allocate(int fd, uint64_t offset, uint64_t bytes) override {
+    free_bytes -= std::min<uint64_t>(free_bytes, bytes);
+    return FaultyOs::Allocate(fd, offset, bytes);
+  }
+};
+
+}  // namespace
+
+TEST_CASE("E03: segments do not grow into the floor that is kept free, and what is there stays of use") {
+  constexpr uint64_t kFloor = 40 << 20;
+  TempDir directory(TempDir::Place::kMemory);
+  FullerDisk os;
+  storage::SegmentOptions options = Options(directory / "store");
+  options.os = &os;
+  options.capacity_bytes = 64 << 20;
+  options.keep_free_bytes = kFloor;
+  const Store store = Open(options);
+  const std::string megabyte(1 << 20, 'm');
+  uint64_t stored = 0;
+  absl::Status status;
+  while (status.ok() && stored < 100) {
+    status = PutNow(*store, KeyOf(stored), megabyte).status;
+    stored += status.ok() ? 1 : 0;
+  }
+  CHECK(CodeOf(status) == Code::kNoSpace);
+  CHECK(stored >= 20);
+  CHECK(stored <= 24);
+  CHECK(os.free_bytes >= kFloor - (1 << 20));  // the journal may
+  // Others take the floor: reads go on, and so do puts in place of what is removed.
+  os.free_bytes = 1 << 20;
+  for (uint64_t key = 0; key < stored; ++key) REQUIRE(ReadNow(*store, KeyOf(key)).value() == megabyte);
+  for (uint64_t key = 0; key < 5; ++key) REQUIRE(store->Remove(KeyOf(key)).ok());
+  REQUIRE(store->Sync().ok());
+  for (uint64_t key = 0; key < 5; ++key) REQUIRE(PutNow(*store, KeyOf(1000 + key), megabyte).status.ok());
+}
+
 TEST_CASE("where space cannot be reserved the store grows all the same") {
   TempDir directory(TempDir::Place::kMemory);
   FaultyOs os;
