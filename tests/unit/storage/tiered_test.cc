@@ -276,6 +276,30 @@ TEST_CASE("what is not below yet is bounded; beyond the bound a put waits for th
   CHECK(ReadNow(*tiers.store, KeyOf(2)).value() == second);
 }
 
+TEST_CASE("E17: memory may hold more of a chain than what lies below, or less, and what comes next is taken") {
+  constexpr uint64_t kBelow = 6, kInMemory = 10, kAll = 12;
+  Tiers tiers(Back());
+  const auto put = [&](uint64_t from, uint64_t to) {
+    for (uint64_t i = from; i < to; ++i) REQUIRE(PutNow(*tiers.store, KeyOf(i), Block(i)).status.ok());
+  };
+  put(0, kBelow);
+  REQUIRE(tiers.store->Sync().ok());
+  tiers.lower->Stick();
+  put(kBelow, kInMemory);
+  for (uint64_t i = 0; i < kInMemory; ++i) REQUIRE(ReadNow(*tiers.store, KeyOf(i)).value() == Block(i));
+  put(kInMemory, kAll);
+  tiers.lower->Release();
+  REQUIRE(tiers.store->Sync().ok());
+  // Less: memory for two of the twelve.
+  storage::TieredOptions small;
+  small.lower = std::make_shared<FaultyStorage>(tiers.bottom, 1, /*close_inner=*/false);
+  small.memory_bytes = 2 * storage::TierMemory::Cost(kPage, 0);
+  const auto opened = storage::TieredStorage::Open(std::move(small));
+  REQUIRE(opened.ok());
+  REQUIRE(PutNow(**opened, KeyOf(kAll), Block(kAll)).status.ok());
+  for (uint64_t i = 0; i <= kAll; ++i) REQUIRE(ReadNow(**opened, KeyOf(i)).value() == Block(i));
+}
+
 TEST_CASE("a record that cannot be written below is a miss, an older one does not come back, and the sync says so") {
   Tiers tiers(Back());
   REQUIRE(PutNow(*tiers.store, KeyOf(1), "old").status.ok());
