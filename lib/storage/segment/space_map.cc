@@ -28,6 +28,8 @@ SpaceMap::SpaceMap(uint32_t units) : units_(units) {
 }
 
 SpaceMap::Node SpaceMap::LeafOf(uint64_t word) {
+  // As most words are while a store is opened.
+  if (word == ~uint64_t{0}) return {kLeafUnits, kLeafUnits, kLeafUnits};
   Node node;
   node.left = static_cast<uint32_t>(std::countr_one(word));
   node.right = static_cast<uint32_t>(std::countl_one(word));
