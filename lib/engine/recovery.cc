@@ -18,16 +18,25 @@
 namespace kvstrata::core::engine {
 namespace {
 
-constexpr uint64_t kPageEntries = 256;
+// So many that a storage which reads its logs in pieces reads each piece about once.
+constexpr uint64_t kPageEntries = 4096;
 constexpr uint32_t kEpochShift = 32;  // sequence = epoch << 32 | counter: 4 Gi placements an open
 constexpr uint64_t kMaxNamespaceRecordBytes = 16u << 20;
+
+// Of writing, in which they mostly come; each once, since a storage may list a record more than once.
+void PutInOrder(std::vector<format::RecordMeta>* metas) {
+  const auto sequence = [](const format::RecordMeta& meta) { return meta.identity.sequence; };
+  if (!std::ranges::is_sorted(*metas, {}, sequence)) std::ranges::sort(*metas, {}, sequence);
+  const auto doubles = std::ranges::unique(*metas, {}, &format::RecordMeta::identity);
+  metas->erase(doubles.begin(), doubles.end());
+}
 
 }  // namespace
 
 absl::Status Cache::Recover() {
   std::vector<format::RecordMeta> spaces, runs, snapshots, uses;
   uint64_t newest_sequence = 0;
-  absl::flat_hash_set<storage::Key> seen;  // a storage may list a record more than once
+  absl::flat_hash_set<storage::Key> seen;  // of the few; the many are looked through once they are in order
   if (absl::Status status = FollowMarks(); !status.ok()) return status;
   storage::ListPage page;
   page.done = follows_ && options_.read_only;  // then everything is another's
@@ -35,9 +44,13 @@ absl::Status Cache::Recover() {
     if (absl::Status status = options_.storage->List(cursor, kPageEntries, &page); !status.ok()) return status;
     stats_.skipped_corrupt += page.skipped;
     for (const storage::ListEntry& entry : page.entries) {
-      if (!seen.insert(entry.key).second) continue;
-      const absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.meta);
-      if (!meta.ok() || meta->payload_bytes != entry.payload_bytes || KeyOfRecord(meta->identity) != entry.key) {
+      absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.meta);
+      const bool ours =
+          meta.ok() && meta->payload_bytes == entry.payload_bytes && KeyOfRecord(meta->identity) == entry.key;
+      const bool many = ours && (meta->identity.kind == format::RecordKind::kBlock ||
+                                 meta->identity.kind == format::RecordKind::kSnapshot);
+      if (!many && !seen.insert(entry.key).second) continue;
+      if (!ours) {
         const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
         (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
         other_bytes_ += entry.stored_bytes;  // it stays where it is, and takes its place
@@ -46,8 +59,8 @@ absl::Status Cache::Recover() {
       }
       newest_sequence = std::max(newest_sequence, meta->identity.sequence);
       switch (meta->identity.kind) {
-        case format::RecordKind::kBlock: runs.push_back(*meta); break;
-        case format::RecordKind::kSnapshot: snapshots.push_back(*meta); break;
+        case format::RecordKind::kBlock: runs.push_back(*std::move(meta)); break;
+        case format::RecordKind::kSnapshot: snapshots.push_back(*std::move(meta)); break;
         case format::RecordKind::kNamespace: spaces.push_back(*meta); break;
         case format::RecordKind::kUses: uses.push_back(*meta); break;
         case format::RecordKind::kStore:
@@ -61,6 +74,8 @@ absl::Status Cache::Recover() {
       }
     }
   }
+  PutInOrder(&runs);
+  PutInOrder(&snapshots);
   std::set<format::NamespaceId> later_lives;
   if (absl::Status status = RecoverNamespaces(spaces, &later_lives); !status.ok()) return status;
   if (absl::Status status = FollowToEnd(); !status.ok()) return status;
@@ -176,16 +191,17 @@ void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, const SavedUses& 
                         std::vector<Removal>* removals) {
   std::map<format::NamespaceId, NameSpace*> by_life;
   for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
-  std::vector<uint64_t> sequences;
-  absl::flat_hash_map<storage::Key, const format::RecordIdentity*> by_key;
-  for (const format::RecordMeta& meta : metas) sequences.push_back(meta.identity.sequence);
-  std::sort(sequences.begin(), sequences.end());
-  tick_ = saved.tick() + sequences.size();
+  tick_ = saved.tick() + metas.size();
   // Parents before children: a block's position is larger than its parent's, and the parent's than its run's.
-  std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
-    return a.identity.position < b.identity.position;
-  });
-  for (const format::RecordMeta& meta : metas) by_key.emplace(KeyOfRecord(meta.identity), &meta.identity);
+  std::vector<std::pair<uint64_t, size_t>> by_position;
+  by_position.reserve(metas.size());
+  for (size_t i = 0; i < metas.size(); ++i) by_position.emplace_back(metas[i].identity.position, i);
+  std::ranges::sort(by_position);
+  absl::flat_hash_map<storage::Key, const format::RecordIdentity*> by_key;
+  if (std::ranges::any_of(metas, [](const format::RecordMeta& meta) { return !meta.more.empty(); })) {
+    by_key.reserve(metas.size());
+    for (const format::RecordMeta& meta : metas) by_key.emplace(KeyOfRecord(meta.identity), &meta.identity);
+  }
   // How much of a run is its own: what is evicted of it may have been stored anew, as the beginning of a newer one.
   const auto own_blocks = [&](const format::RecordMeta& meta) {
     uint32_t own = 1;
@@ -199,12 +215,12 @@ void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, const SavedUses& 
     }
     return own;
   };
-  for (const format::RecordMeta& meta : metas) {
+  for (const auto& [position, i] : by_position) {
+    const format::RecordMeta& meta = metas[i];
     const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
     stats_.bytes_in += bytes;
     row_bytes_ += bytes;
-    const auto rank = std::lower_bound(sequences.begin(), sequences.end(), meta.identity.sequence);
-    const uint64_t tick = saved.tick() + static_cast<uint64_t>(rank - sequences.begin()) + 1;
+    const uint64_t tick = saved.tick() + i + 1;
     const auto space = by_life.find(meta.identity.name_space);
     const uint32_t taken =
         space == by_life.end() ? 0 : RecoverRun(*space->second, meta, own_blocks(meta), bytes, tick, saved);
@@ -257,9 +273,6 @@ void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, const SavedU
                              std::vector<Removal>* removals) {
   std::map<format::NamespaceId, NameSpace*> by_life;
   for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
-  std::sort(metas.begin(), metas.end(), [](const format::RecordMeta& a, const format::RecordMeta& b) {
-    return a.identity.sequence < b.identity.sequence;
-  });
   for (const format::RecordMeta& meta : metas) {
     const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
     stats_.bytes_in += bytes;
