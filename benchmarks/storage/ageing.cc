@@ -33,7 +33,7 @@ using kvstrata::benchmarks::Fail;
 using kvstrata::benchmarks::HugePages;
 using Request = std::vector<int32_t>;
 
-// With its head a record is just below 128 KiB: 32 units.
+// A block's rows. They lie in runs: with its share of a run's head a block takes just below 128 KiB, 32 units.
 constexpr uint32_t kRowBytes = (128u << 10) - 1024;
 // What the restores read together, in one run.
 constexpr uint64_t kRestoredBlocks = 1200;
