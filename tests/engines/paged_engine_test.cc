@@ -56,6 +56,12 @@ TEST_CASE("paged engine with V4-Flash on files", "[engines]") {
   RunRandomOperations(LargeRun("paged file", "deepseek-v4-flash", StoreKind::kFile, 32));
 }
 
+TEST_CASE("paged engine with V4-Flash on files, compressed", "[engines]") {
+  RandomRun run = LargeRun("paged compressed", "deepseek-v4-flash", StoreKind::kFile, 42);
+  run.compress = true;
+  RunRandomOperations(run);
+}
+
 TEST_CASE("paged engine with V4-Pro on a store of its own, written in C", "[engines]") {
   RunRandomOperations(LargeRun("paged user", "deepseek-v4-pro", StoreKind::kUser, 33));
 }
@@ -86,6 +92,14 @@ TEST_CASE("paged engine under a budget that evicts", "[engines]") {
   RunRandomOperations(run);
 }
 
+TEST_CASE("paged engine under a budget that evicts, compressed", "[engines]") {
+  RandomRun run = SmallRun("small compressed", StoreKind::kFile, 43);
+  run.capacity_bytes = 400 << 10;
+  run.snapshot_bytes = 120 << 10;
+  run.compress = true;
+  RunRandomOperations(run);
+}
+
 TEST_CASE("paged engine on a restart grid that is no multiple of the block", "[engines]") {
   RandomRun run = SmallRun("small grid", StoreKind::kMemory, 39);
   run.kind.restart_multiple = 24;  // lcm(24, 32) = 96
@@ -99,6 +113,18 @@ TEST_CASE("paged engine with all its memory on a device", "[engines]") {
   {
     RandomRun run = SmallRun("small device", StoreKind::kUser, 40);
     run.device = &device;
+    run.operations = EnvironmentNumber("KVSTRATA_ENGINE_OPS", 120);
+    RunRandomOperations(run);
+  }
+  CheckDevice(device);
+}
+
+TEST_CASE("paged engine with all its memory on a device, compressed", "[engines]") {
+  FakeDevice device(uint64_t{1} << 30);
+  {
+    RandomRun run = SmallRun("small compressed device", StoreKind::kMemory, 44);
+    run.device = &device;
+    run.compress = true;
     run.operations = EnvironmentNumber("KVSTRATA_ENGINE_OPS", 120);
     RunRandomOperations(run);
   }

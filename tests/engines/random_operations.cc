@@ -124,6 +124,7 @@ void Runner::Open() {
   auto names = identity_.Options(layout_.handle.get());
   names.snapshot_policy = run_.snapshot_policy;
   names.snapshot_every_tokens = run_.snapshot_every_tokens;
+  if (run_.compress && opens_ % 2 == 1) names.compress = KVSTRATA_COMPRESS_ALL;
   status = kvstrata_namespace_open(cache_.get(), &names, Out(space_), &error);
   INFO(Describe(status, error));
   REQUIRE(status == KVSTRATA_OK);
@@ -159,6 +160,8 @@ void Runner::CheckStatistics() {
   for (const uint64_t count : stats.reasons) reasons += count;
   REQUIRE(reasons == stats.lookups);
   REQUIRE(stats.usable_tokens <= stats.requested_tokens);
+  REQUIRE(stats.compressed_to_bytes <= stats.compressed_from_bytes);
+  if (!run_.compress) REQUIRE(stats.compressed_from_bytes == 0);
   REQUIRE(stats.matched_tokens <= stats.requested_tokens);
   REQUIRE(stats.held_bytes - baseline_ == stats.bytes_in - stats.bytes_out);
   REQUIRE(stats.held_bytes <= stats.capacity_bytes);

@@ -32,6 +32,7 @@ struct RandomRun {
   uint32_t snapshot_every_tokens = 0;
   uint64_t hole_percent = 0;
   bool extra_keys = false;
+  bool compress = false;  // all streams, every other time that the store is opened
 };
 
 // Makes checks of Catch2; ends the test on the first fault, with the seed and the operation's number.
