@@ -14,9 +14,11 @@
 namespace kvstrata::core::codec {
 namespace {
 
-// Form 1: planes. Another form would be a new number.
+// Form 1: planes. Form 2: the number of a packing, then planes of rows in that packing.
 constexpr std::byte kPlanes{1};
+constexpr std::byte kPackedPlanes{2};
 constexpr size_t kFormBytes = 1;
+constexpr size_t kPackedFormBytes = 2;
 constexpr size_t kPlaneSizeBytes = 4;
 // Literals are entropy-coded from level 1 on; higher levels look for repetitions, of which rows have next to none
 // (reference, limits 1.6: levels 3 and 9 give the same ratio).
@@ -120,6 +122,19 @@ void PutTogether(const std::byte* planes, uint64_t count, const Split& split, co
   }
 }
 
+// A stream of packed rows, as far as taking them apart needs to know it.
+layout::Stream PackedStream(layout::Packing packing, const RowPacker& packer) {
+  layout::Stream stream;
+  stream.packing = packing;
+  stream.row_bytes = packer.packed_row_bytes;
+  return stream;
+}
+
+// The most that a coded slice may take.
+base::MutableBytes RoomOf(base::ByteView rows, base::MutableBytes coded) {
+  return coded.first(rows.size() - std::max<uint64_t>(rows.size() / kLeastGain, 1));
+}
+
 absl::Status BadSlice(const std::string& problem) { return base::Corrupt("coded slice", problem); }
 
 }  // namespace
@@ -131,14 +146,17 @@ struct SliceEncoder::Context {
   ~Context() { ZSTD_freeCCtx(zstd); }
 
   // Appends one plane at *used, if it fits.
-  bool Add(base::ByteView plane, base::MutableBytes coded, uint64_t* used) const;
+  bool Add(base::ByteView plane, bool squeeze, base::MutableBytes coded, uint64_t* used) const;
+  // All planes of whole rows, by way of `scratch`.
+  bool AddAll(const Split& split, base::ByteView rows, bool squeeze, base::MutableBytes scratch,
+              base::MutableBytes coded, uint64_t* used) const;
 };
 
-bool SliceEncoder::Context::Add(base::ByteView plane, base::MutableBytes coded, uint64_t* used) const {
+bool SliceEncoder::Context::Add(base::ByteView plane, bool squeeze, base::MutableBytes coded, uint64_t* used) const {
   if (coded.size() - *used < kPlaneSizeBytes) return false;
   const base::MutableBytes room = coded.subspan(*used + kPlaneSizeBytes);
   uint64_t size = plane.size();
-  if (plane.size() >= kLeastPlaneBytes) {
+  if (squeeze && plane.size() >= kLeastPlaneBytes) {
     const uint64_t most = plane.size() - plane.size() / kLeastGain;
     const size_t packed =
         ZSTD_compressCCtx(zstd, room.data(), std::min<uint64_t>(room.size(), most), plane.data(), plane.size(), kLevel);
@@ -153,6 +171,21 @@ bool SliceEncoder::Context::Add(base::ByteView plane, base::MutableBytes coded, 
   return true;
 }
 
+bool SliceEncoder::Context::AddAll(const Split& split, base::ByteView rows, bool squeeze, base::MutableBytes scratch,
+                                   base::MutableBytes coded, uint64_t* used) const {
+  const uint64_t count = rows.size() / split.row_bytes;
+  uint64_t offset = 0;
+  for (const Column& column : std::span(split.columns).first(split.count)) {
+    TakeApart(rows.data() + offset, count, split, column, scratch.data());
+    const uint64_t plane_bytes = count * column.bytes / column.width;
+    for (uint32_t plane = 0; plane < column.width; ++plane) {
+      if (!Add(scratch.subspan(plane * plane_bytes, plane_bytes), squeeze, coded, used)) return false;
+    }
+    offset += column.bytes;
+  }
+  return true;
+}
+
 SliceEncoder::SliceEncoder() : context_(std::make_unique<Context>()) {}
 SliceEncoder::~SliceEncoder() = default;
 
@@ -161,22 +194,30 @@ uint64_t SliceEncoder::Encode(const layout::Stream& stream, base::ByteView rows,
   const Split split = SplitOf(stream, rows.size());
   if (context_->zstd == nullptr || !Fits(split, rows.size())) return 0;
   if (scratch.size() < rows.size() || coded.size() < rows.size()) return 0;
-  const uint64_t most = rows.size() - std::max<uint64_t>(rows.size() / kLeastGain, 1);
-  const base::MutableBytes out = coded.first(most);
+  const base::MutableBytes out = RoomOf(rows, coded);
   if (out.size() < kFormBytes) return 0;
   out[0] = kPlanes;
   uint64_t used = kFormBytes;
-  const uint64_t count = rows.size() / split.row_bytes;
-  uint64_t offset = 0;
-  for (const Column& column : std::span(split.columns).first(split.count)) {
-    TakeApart(rows.data() + offset, count, split, column, scratch.data());
-    const uint64_t plane_bytes = count * column.bytes / column.width;
-    for (uint32_t plane = 0; plane < column.width; ++plane) {
-      if (!context_->Add(scratch.subspan(plane * plane_bytes, plane_bytes), out, &used)) return 0;
-    }
-    offset += column.bytes;
-  }
-  return used;
+  return context_->AddAll(split, rows, /*squeeze=*/true, scratch, out, &used) ? used : 0;
+}
+
+uint64_t SliceEncoder::EncodePacked(const layout::Stream& stream, layout::Packing packed, const RowPacker& packer,
+                                    bool squeeze, base::ByteView rows, base::MutableBytes scratch,
+                                    base::MutableBytes coded) {
+  if (context_->zstd == nullptr || !Fits(SplitOf(stream, rows.size()), rows.size())) return 0;
+  if (packer.source_row_bytes != stream.row_bytes || packer.packed_row_bytes >= stream.row_bytes) return 0;
+  if (scratch.size() < 2 * rows.size() || coded.size() < rows.size()) return 0;
+  const base::MutableBytes form = scratch.first(rows.size() / stream.row_bytes * packer.packed_row_bytes);
+  const base::MutableBytes rest = scratch.subspan(form.size());
+  const absl::StatusOr<GridResult> grid = PackOnGrid(packer, rows, form, rest.first(rows.size()));
+  if (!grid.ok() || *grid == GridResult::kOffGrid) return 0;
+  const base::MutableBytes out = RoomOf(rows, coded);
+  if (out.size() < kPackedFormBytes) return 0;
+  out[0] = kPackedPlanes;
+  out[1] = static_cast<std::byte>(packed);
+  uint64_t used = kPackedFormBytes;
+  const Split split = SplitOf(PackedStream(packed, packer), form.size());
+  return context_->AddAll(split, form, squeeze, rest, out, &used) ? used : 0;
 }
 
 // --- decoding ----------------------------------------------------------------------------------------------------
@@ -187,6 +228,9 @@ struct SliceDecoder::Context {
 
   // The next plane of the slice, of exactly plane.size() bytes.
   absl::Status Take(base::ByteReader& in, base::MutableBytes plane) const;
+  // All planes of whole rows, and nothing behind them.
+  absl::Status TakeAll(const Split& split, base::ByteView planes, base::MutableBytes scratch,
+                       base::MutableBytes rows) const;
 };
 
 absl::Status SliceDecoder::Context::Take(base::ByteReader& in, base::MutableBytes plane) const {
@@ -210,22 +254,15 @@ absl::Status SliceDecoder::Context::Take(base::ByteReader& in, base::MutableByte
   return absl::OkStatus();
 }
 
-SliceDecoder::SliceDecoder() : context_(std::make_unique<Context>()) {}
-SliceDecoder::~SliceDecoder() = default;
-
-absl::Status SliceDecoder::Decode(const layout::Stream& stream, base::ByteView coded, base::MutableBytes scratch,
-                                  base::MutableBytes rows) {
-  const Split split = SplitOf(stream, rows.size());
-  if (context_->zstd == nullptr) return base::MakeStatus(base::Code::kOutOfMemory, "zstd", "no memory to decode with");
-  if (!Fits(split, rows.size()) || scratch.size() < rows.size()) return BadSlice("no such rows are coded");
-  if (coded.size() < kFormBytes || coded[0] != kPlanes) return BadSlice("the form is not known");
-  base::ByteReader in(coded.subspan(kFormBytes));
+absl::Status SliceDecoder::Context::TakeAll(const Split& split, base::ByteView planes, base::MutableBytes scratch,
+                                            base::MutableBytes rows) const {
+  base::ByteReader in(planes);
   const uint64_t count = rows.size() / split.row_bytes;
   uint64_t offset = 0;
   for (const Column& column : std::span(split.columns).first(split.count)) {
     const uint64_t plane_bytes = count * column.bytes / column.width;
     for (uint32_t plane = 0; plane < column.width; ++plane) {
-      absl::Status status = context_->Take(in, scratch.subspan(plane * plane_bytes, plane_bytes));
+      absl::Status status = Take(in, scratch.subspan(plane * plane_bytes, plane_bytes));
       if (!status.ok()) return status;
     }
     PutTogether(scratch.data(), count, split, column, rows.data() + offset);
@@ -233,6 +270,42 @@ absl::Status SliceDecoder::Decode(const layout::Stream& stream, base::ByteView c
   }
   if (!in.AtEnd()) return BadSlice("bytes behind the last plane");
   return absl::OkStatus();
+}
+
+SliceDecoder::SliceDecoder(FindPacker find_packer) : find_packer_(find_packer), context_(std::make_unique<Context>()) {}
+SliceDecoder::~SliceDecoder() = default;
+
+absl::Status SliceDecoder::Decode(const layout::Stream& stream, base::ByteView coded, base::MutableBytes scratch,
+                                  base::MutableBytes rows) {
+  const Split split = SplitOf(stream, rows.size());
+  if (context_->zstd == nullptr) return base::MakeStatus(base::Code::kOutOfMemory, "zstd", "no memory to decode with");
+  if (!Fits(split, rows.size()) || scratch.size() < 2 * rows.size()) return BadSlice("no such rows are coded");
+  if (coded.size() >= kFormBytes && coded[0] == kPlanes) {
+    return context_->TakeAll(split, coded.subspan(kFormBytes), scratch, rows);
+  }
+  if (coded.size() >= kPackedFormBytes && coded[0] == kPackedPlanes) {
+    return DecodePacked(stream, coded, scratch, rows);
+  }
+  return BadSlice("the form is not known");
+}
+
+absl::Status SliceDecoder::DecodePacked(const layout::Stream& stream, base::ByteView coded, base::MutableBytes scratch,
+                                        base::MutableBytes rows) {
+  // The numbers of lossless codecs are those of packings.
+  const absl::StatusOr<Codec> codec = CodecFromNumber(std::to_integer<int32_t>(coded[1]));
+  if (!codec.ok() || IsLossy(*codec) || *codec == Codec::kRaw) return BadSlice("the packing is not known");
+  if (!StoredRowBytes(stream, *codec).ok()) return BadSlice("a packing of other rows");
+  const auto packing = static_cast<layout::Packing>(*codec);
+  const RowPacker* const packer = find_packer_ == nullptr ? nullptr : find_packer_(packing, stream.packing);
+  if (packer == nullptr) return base::MakeStatus(base::Code::kUnsupported, "coded slice", "no functions to unpack it");
+  const uint64_t count = rows.size() / stream.row_bytes;
+  const base::MutableBytes packed = scratch.first(count * packer->packed_row_bytes);
+  const Split split = SplitOf(PackedStream(packing, *packer), packed.size());
+  absl::Status status =
+      context_->TakeAll(split, coded.subspan(kPackedFormBytes), scratch.subspan(packed.size()), packed);
+  if (!status.ok()) return status;
+  const bool unpacked = packer->unpack(packer->context, packed.data(), count, rows.data());
+  return unpacked ? absl::OkStatus() : BadSlice("packed rows that cannot be unpacked");
 }
 
 }  // namespace kvstrata::core::codec

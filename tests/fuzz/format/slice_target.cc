@@ -32,7 +32,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const size_t bytes = size_t{data[1]} * stream.row_bytes;
   const std::vector<std::byte> coded(std::as_bytes(std::span(data, size)).begin() + 2,
                                      std::as_bytes(std::span(data, size)).end());
-  std::vector<std::byte> rows(bytes), scratch(bytes);
+  std::vector<std::byte> rows(bytes), scratch(2 * bytes);
   codec::SliceDecoder decoder;
   const absl::Status status = decoder.Decode(stream, coded, scratch, rows);
   Promise(status.ok() || base::CodeOf(status) == base::Code::kCorrupt);

@@ -123,7 +123,13 @@ WIDTHS = {"f32": 4, "bf16": 2, "f16": 2}
 
 def decode_slice(stored, size, packing, row_bytes):
     """The rows of a slice that takes fewer bytes than it has."""
+    if stored[:1] == b"\x02":
+        return decode_packed(stored, size, packing, row_bytes)
     require(stored[:1] == b"\x01", "form")
+    return decode_planes(stored[1:], size, packing, row_bytes)
+
+
+def decode_planes(stored, size, packing, row_bytes):
     if packing == "raw":
         row_bytes, columns = size, [(size, 1)]
     else:
@@ -131,7 +137,7 @@ def decode_slice(stored, size, packing, row_bytes):
         columns = COLUMNS.get(packing, [(row_bytes, width if row_bytes % width == 0 else 1)])
     require(size <= 4 << 20 and size % row_bytes == 0, "slice bytes")
     rows = [b""] * (size // row_bytes)
-    offset = 1
+    offset = 0
     for column_bytes, width in columns:
         plane_bytes = column_bytes // width * len(rows)
         planes = []
@@ -145,6 +151,62 @@ def decode_slice(stored, size, packing, row_bytes):
         rows = [row + numbers[column_bytes * i:column_bytes * (i + 1)] for i, row in enumerate(rows)]
     require(offset == len(stored), "plane")
     return b"".join(rows)
+
+
+def e4m3(code):
+    require(code & 0x7F != 0x7F, "code")
+    exponent, mantissa = code >> 3 & 15, code & 7
+    value = mantissa * 2.0**-9 if exponent == 0 else (8 + mantissa) * 2.0**(exponent - 10)
+    return -value if code & 0x80 else value
+
+
+def e2m1(code):
+    value = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)[code & 7]
+    return -value if code & 8 else value
+
+
+def ue8m0(byte):
+    require(byte != 255, "scale")
+    return 2.0**(byte - 127)
+
+
+# Of each packing: its number, the numbers of a row, those with a code, how many share a scale, bits of a code.
+PACKED = {10: ("fp8_row_584", 512, 448, 64, 8), 11: ("fp8_row_528", 512, 512, 32, 8),
+          12: ("fp4_row_288", 512, 512, 16, 4), 13: ("fp8_key_132", 128, 128, 128, 8),
+          14: ("fp4_key_68", 128, 128, 32, 4)}
+
+
+def unpack_row(row, packing):
+    """The numbers of a packed row."""
+    name, width, coded, block, bits = PACKED[packing]
+    code_bytes = coded * bits // 8
+    if bits == 8:
+        values = [e4m3(code) for code in row[:code_bytes]]
+    else:
+        values = [e2m1(byte >> shift & 15) for byte in row[:code_bytes] for shift in (0, 4)]
+    plain = row[code_bytes:code_bytes + 2 * (width - coded)]
+    scales = row[code_bytes + len(plain):]
+    if name == "fp8_key_132":
+        factors = list(struct.unpack("<f", scales))
+    else:
+        factors = [(e4m3 if name == "fp4_row_288" else ue8m0)(byte) for byte in scales[:coded // block]]
+    values = [value * factors[i // block] for i, value in enumerate(values)]
+    return values + [struct.unpack("<f", b"\0\0" + plain[i:i + 2])[0] for i in range(0, len(plain), 2)]
+
+
+def decode_packed(stored, size, packing, row_bytes):
+    (number,) = read("<B", stored, 1, "packing")
+    require(number in PACKED and packing in ("f32", "bf16"), "packing")
+    require(row_bytes == PACKED[number][1] * WIDTHS[packing] and size % row_bytes == 0, "packing")
+    packed_bytes = sum(bytes_of for bytes_of, _ in COLUMNS[PACKED[number][0]])
+    packed = decode_planes(stored[2:], size // row_bytes * packed_bytes, PACKED[number][0], packed_bytes)
+    out = b""
+    for at in range(0, len(packed), packed_bytes):
+        for value in unpack_row(packed[at:at + packed_bytes], number):
+            number_bytes = struct.pack("<f", value)
+            require(packing == "f32" or number_bytes[:2] == b"\0\0", "packing")
+            out += number_bytes if packing == "f32" else number_bytes[2:]
+    return out
 
 
 def rows_of(record, layout):
@@ -334,13 +396,14 @@ def check(folder):
     problems = []
     with open(os.path.join(folder, "expected.json"), encoding="ascii") as stream:
         expected = json.load(stream)
-    _, coded_layout = decode_namespace(bytes.fromhex(expected["coded_namespace"]["slices"][0]["data"][0]))
+    layouts = {name: decode_namespace(bytes.fromhex(expected[f"{name}_namespace"]["slices"][0]["data"][0]))[1]
+               for name in ("coded", "packed")}
     for name, wanted in expected.items():
         meta, payload = (load(os.path.join(folder, f"{name}.{suffix}")) for suffix in ("meta", "payload"))
         del wanted["record_key"]  # follows from digests
         rows = wanted.pop("rows", None)
-        if rows is not None and rows_of(wanted, coded_layout) != rows:
-            problems.append(f"{name}: rows {rows_of(wanted, coded_layout)}, expected {rows}")
+        if rows is not None and rows_of(wanted, layouts[name.split("_")[0]]) != rows:
+            problems.append(f"{name}: rows differ")
         if decode(meta, payload) != wanted:
             problems.append(f"{name}: {decode(meta, payload)}, expected {wanted}")
         problems += [f"{name}: accepts a meta of {n} bytes" for n in range(len(meta))

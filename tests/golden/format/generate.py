@@ -4,8 +4,8 @@ from.
 
 usage: generate.py   (in this folder; needs the package xxhash, which the tests do not)
 
-NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say. The records coded_* are a namespace
-with coded slices: version 2. store/ is a segment store, and store.json what is in it.
+NAME.meta and NAME.payload are what a storage keeps, expected.json is what they say. The records coded_* and packed_*
+are two namespaces with coded slices: version 2. store/ is a segment store, and store.json what is in it.
 """
 
 import json
@@ -39,6 +39,16 @@ CODED_LAYOUT = (b"kvstrata-layout 1\n"
                 b"stream 1 rows csa_entry layer 1 ratio 4 row_bytes 584 state_rows 0 packing fp8_row_584 flags -\n"
                 b"stream 2 state window layer 0 ratio 1 row_bytes 64 state_rows 3 packing bf16 flags -\n"
                 b"end\n")
+PACKED_LAYOUT = (b"kvstrata-layout 1\n"
+                 b"family custom\n"
+                 b"profile q\n"
+                 b"block_tokens 4\n"
+                 b"replay none window 0 layers 0\n"
+                 b"streams 2\n"
+                 b"stream 0 rows csa_entry layer 0 ratio 2 row_bytes 1024 state_rows 0 packing bf16 flags exact\n"
+                 b"stream 1 rows index_key layer 0 ratio 2 row_bytes 512 state_rows 0 packing f32 flags exact\n"
+                 b"end\n")
+PACKED_LIFE = bytes(range(0xE0, 0xF0))
 CODED_LIFE = bytes(range(0xC0, 0xD0))
 CODED_TOKENS = list(range(8))              # a run of two blocks
 EXTRA = [(1, 9, b"image"), (4, 2, b"")]    # position, type, bytes
@@ -164,6 +174,49 @@ def add_coded_records(records, sequence):
     return {"coded_namespace": root, "coded_run": first, "coded_snapshot": snapshot}
 
 
+def bf16(value):
+    """Of a value that bf16 holds exactly."""
+    bits = struct.pack("<f", value)
+    assert struct.unpack("<f", bits) == (value,) and bits[:2] == b"\0\0"
+    return bits[2:]
+
+
+def halves(numbers):
+    return [numbers[0::2], numbers[1::2]]
+
+
+def add_packed_records(records, sequence):
+    """A block of two rows of 512 numbers and two of 128, in packed forms."""
+    text = namespace_text(PACKED_LAYOUT)
+    root = chain_key(ROOT, b"", b"", struct.pack("<Q", len(text)) + text)
+    block = child_key(BLOCK, root, CODED_TOKENS[:4], b"")
+    none24, none16 = bytes(24), bytes(16)
+    # E4M3: 0x38 is 1, 0x7e is 448, 0x01 is 2^-9, 0xb4 is -0.75, 0x80 is -0. UE8M0: 127 is 1, 120 is 2^-7.
+    e4m3 = [(0x38, 1.0), (0x7E, 448.0), (0x01, 2.0**-9), (0xB4, -0.75), (0x80, -0.0)]
+    codes = [[(i * i + 3 * row) % 5 for i in range(448)] for row in range(2)]
+    scales = [bytes([127, 120, 128, 127, 126, 127, 130, 0]), bytes([127] * 7 + [0])]
+    rope = [b"".join(bf16(float(i + 100 * row)) for i in range(64)) for row in range(2)]
+    rows = [b"".join(bf16(e4m3[code][1] * 2.0**(scales[row][i // 64] - 127)) for i, code in enumerate(codes[row]))
+            + rope[row] for row in range(2)]
+    entry = b"\x02\x0a" + coded(b"".join(bytes(e4m3[code][0] for code in row) for row in codes),
+                                *halves(rope[0] + rope[1]), scales[0] + scales[1])[1:]
+    # E2M1: 1 is .5, 7 is 6, 10 is -1, 8 is -0; two in a byte, the even number in the low half.
+    e2m1 = [(1, 0.5), (7, 6.0), (10, -1.0), (8, -0.0)]
+    nibbles = [[(i // 3 + row) % 4 for i in range(128)] for row in range(2)]
+    key_scales = [bytes([127, 125, 130, 127]), bytes([1, 127, 127, 200])]
+    keys = [b"".join(struct.pack("<f", e2m1[n][1] * 2.0**(key_scales[row][i // 32] - 127))
+                     for i, n in enumerate(nibbles[row])) for row in range(2)]
+    key_codes = b"".join(bytes(e2m1[row[i]][0] | e2m1[row[i + 1]][0] << 4 for i in range(0, 128, 2)) for row in nibbles)
+    key = b"\x02\x0e" + coded(key_codes, key_scales[0] + key_scales[1])[1:]
+    frame = struct.pack("<BI", 0, len(text)) + text
+    records["packed_namespace"] = record(3, PACKED_LIFE, sequence + 8, 0, root, none24, none16, [], b"",
+                                         [slice_of(0, frame)])
+    records["packed_block"] = record(1, PACKED_LIFE, sequence + 9, 4, block, root, none16, CODED_TOKENS[:4], b"",
+                                     [coded_slice_of(0, 2048, entry), coded_slice_of(1, 1024, key)], version=2)
+    records["packed_block"]["rows"] = [[b"".join(rows).hex()], [b"".join(keys).hex()]]
+    return {"packed_namespace": root, "packed_block": block}
+
+
 def main():
     text = namespace_text(LAYOUT)
     framed = struct.pack("<Q", len(text)) + text
@@ -194,6 +247,7 @@ def main():
     record_chain_keys = {"store": none24, "namespace": root, "block": block, "snapshot": snapshot, "run": run[1],
                          "uses": part}
     record_chain_keys.update(add_coded_records(records, sequence))
+    record_chain_keys.update(add_packed_records(records, sequence))
     for name, fields in records.items():
         payload = payload_of(fields)
         more = b"".join(bytes.fromhex(key) for key in fields["more"])

@@ -59,9 +59,10 @@ Bytes Encoded(const layout::Stream& stream, const Bytes& rows) {
   return coded;
 }
 
-absl::Status Decode(const layout::Stream& stream, const Bytes& coded, Bytes* rows) {
-  codec::SliceDecoder decoder;
-  Bytes scratch(rows->size());
+absl::Status Decode(const layout::Stream& stream, const Bytes& coded, Bytes* rows,
+                    codec::FindPacker find_packer = nullptr) {
+  codec::SliceDecoder decoder(find_packer);
+  Bytes scratch(2 * rows->size());
   return decoder.Decode(stream, Bytes(coded), scratch, *rows);
 }
 
@@ -176,6 +177,79 @@ TEST_CASE("a coded slice is laid out as the format says") {
   for (int i = 0; i < 64; ++i) text += "lh";
   Append(&expected, text);
   CHECK(rows == expected);
+}
+
+// A toy packing of 512 bf16 numbers: the high bytes, and 72 zeros. On its grid are numbers whose low bytes are 0.
+bool PackHigh(void*, const std::byte* source, size_t rows, std::byte* packed) {
+  for (size_t row = 0; row < rows; ++row) {
+    for (size_t i = 0; i < 584; ++i) packed[584 * row + i] = i < 512 ? source[1024 * row + 2 * i + 1] : std::byte{0};
+  }
+  return true;
+}
+
+bool UnpackHigh(void*, const std::byte* packed, size_t rows, std::byte* source) {
+  for (size_t row = 0; row < rows; ++row) {
+    if (packed[584 * row] == std::byte{0xff}) return false;
+    for (size_t i = 0; i < 512; ++i) {
+      source[1024 * row + 2 * i] = std::byte{0};
+      source[1024 * row + 2 * i + 1] = packed[584 * row + i];
+    }
+  }
+  return true;
+}
+
+constexpr codec::RowPacker kHigh{&PackHigh, &UnpackHigh, nullptr, 1024, 584};
+
+const codec::RowPacker* FindHigh(Packing packed, Packing source) {
+  return packed == Packing::kFp8Row584 && source == Packing::kBf16 ? &kHigh : nullptr;
+}
+
+TEST_CASE("rows on the grid of a packed form are stored in it, others are not") {
+  base::SeededRandom random(20261206);
+  const layout::Stream stream = StreamOf(Packing::kBf16, 1024);
+  Bytes rows = LikeRows(random, 32, 1024);
+  for (size_t i = 0; i < rows.size(); i += 2) rows[i] = std::byte{0};
+  codec::SliceEncoder encoder;
+  Bytes scratch(2 * rows.size()), plain(rows.size()), squeezed(rows.size());
+  const auto encode = [&](bool squeeze, Bytes* coded) {
+    coded->resize(rows.size());
+    coded->resize(encoder.EncodePacked(stream, Packing::kFp8Row584, kHigh, squeeze, rows, scratch, *coded));
+  };
+  encode(false, &plain);
+  encode(true, &squeezed);
+  // Form, packing, and four planes with their sizes.
+  CHECK(plain.size() == 2 + 4 * 4 + 32 * 584);
+  CHECK(squeezed.size() < plain.size() * 95 / 100);
+  for (const Bytes& coded : {plain, squeezed}) {
+    CHECK(coded[0] == std::byte{2});
+    CHECK(coded[1] == std::byte{10});
+    Bytes decoded(rows.size());
+    REQUIRE(Decode(stream, coded, &decoded, &FindHigh).ok());
+    CHECK(decoded == rows);
+    CHECK(base::CodeOf(Decode(stream, coded, &decoded)) == base::Code::kUnsupported);
+    for (size_t size = 1; size < coded.size(); ++size) {
+      const absl::Status status =
+          Decode(stream, Bytes(coded.begin(), coded.begin() + static_cast<ptrdiff_t>(size)), &decoded, &FindHigh);
+      CHECK(base::CodeOf(status) == base::Code::kCorrupt);
+    }
+    for (const int packing : {0, 1, 2, 9, 11, 13, 15, 110, 255}) {
+      Bytes wrong = coded;
+      wrong[1] = static_cast<std::byte>(packing);
+      CHECK_FALSE(Decode(stream, wrong, &decoded, &FindHigh).ok());
+    }
+    CheckCorrupt(StreamOf(Packing::kF32, 1024), coded, rows.size());
+    CheckCorrupt(StreamOf(Packing::kRaw, 1024), coded, rows.size());
+    Bytes longer = coded;
+    longer.push_back(std::byte{0});
+    CHECK(base::CodeOf(Decode(stream, longer, &decoded, &FindHigh)) == base::Code::kCorrupt);
+  }
+  Bytes wrong = plain;
+  wrong[6] = std::byte{0xff};  // rows that the packer knows no floats for
+  Bytes decoded(rows.size());
+  CHECK(base::CodeOf(Decode(stream, wrong, &decoded, &FindHigh)) == base::Code::kCorrupt);
+  rows[2 * 511 + 1024 * 17] = std::byte{1};
+  encode(true, &squeezed);
+  CHECK(squeezed.empty());
 }
 
 TEST_CASE("a slice that is wrong is corrupt") {
