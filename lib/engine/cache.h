@@ -44,6 +44,7 @@
 #include "lib/base/mutex.h"
 #include "lib/base/random.h"
 #include "lib/base/status.h"
+#include "lib/codec/slice_codec.h"
 #include "lib/engine/device.h"
 #include "lib/engine/events.h"
 #include "lib/engine/other_records.h"
@@ -80,14 +81,15 @@ struct CacheOptions {
   uint32_t threads = 0;         // 0: 2
   uint32_t max_blocks = 0;      // 0: 16 Mi
   trie::EvictionPolicy eviction_policy = trie::EvictionPolicy::kLru;
-  bool second_sight = false;           // a block is stored when its key has been seen before
-  uint32_t high_percent = 0;           // of capacity_bytes; 0: 100
-  uint32_t low_percent = 0;            // 0: high_percent
-  uint64_t ghost_bytes = 0;            // 0: 4 MiB, where the policy or the admission needs them
-  uint64_t keep_free_bytes = 0;        // of the storage's medium
-  const base::Clock* clock = nullptr;  // null: SystemClock()
-  base::Random* random = nullptr;      // null: SystemRandom()
-  std::shared_ptr<void> keep_alive;    // whatever must live as long as the cache (its allocator)
+  bool second_sight = false;                // a block is stored when its key has been seen before
+  uint32_t high_percent = 0;                // of capacity_bytes; 0: 100
+  uint32_t low_percent = 0;                 // 0: high_percent
+  uint64_t ghost_bytes = 0;                 // 0: 4 MiB, where the policy or the admission needs them
+  uint64_t keep_free_bytes = 0;             // of the storage's medium
+  codec::FindPacker find_packer = nullptr;  // null: rows cannot be packed, nor packed ones restored
+  const base::Clock* clock = nullptr;       // null: SystemClock()
+  base::Random* random = nullptr;           // null: SystemRandom()
+  std::shared_ptr<void> keep_alive;         // whatever must live as long as the cache (its allocator)
 };
 
 // Which budget a record counts against.

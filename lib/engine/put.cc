@@ -131,6 +131,8 @@ bool Cache::EnterIndex(Put& put) {
   stats_.bytes_in += put.stored_bytes;
   stats_.compressed_from_bytes += put.compressed_from;
   stats_.compressed_to_bytes += put.compressed_to;
+  stats_.packed_slices += put.packed_slices;
+  stats_.off_grid_slices += put.off_grid_slices;
   put.progress->stored_bytes += put.stored_bytes;
   return true;
 }

@@ -42,6 +42,8 @@ struct Put {
   bool coded = false;            // some slice is
   uint64_t compressed_from = 0;  // bytes of the slices that were to be compressed
   uint64_t compressed_to = 0;    // that these take
+  uint64_t packed_slices = 0;
+  uint64_t off_grid_slices = 0;  // that could not be packed
   uint64_t stored_bytes = 0;
   trie::Priority priority = trie::Priority::kNormal;
   uint32_t expires_at = 0;  // 0: never

@@ -450,7 +450,7 @@ absl::Status RestorePlan::UsePiece(const SourceRecord& record, const ReadPart& p
   }
   const CodedPart coded{part.slice, part.from, part.to};
   if (DecodeBytes(table, coded) == 0) return WritePart(record, part, bytes);
-  if (decoder_ == nullptr) decoder_ = std::make_unique<codec::SliceDecoder>();
+  if (decoder_ == nullptr) decoder_ = std::make_unique<codec::SliceDecoder>(match_->cache->options().find_packer);
   const format::Slice& slice = table.slices[part.slice];
   // A device may still be reading what the part before was decoded to.
   if (absl::Status status = destinations_.WaitQueued(); !status.ok()) return status;

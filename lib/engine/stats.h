@@ -42,6 +42,7 @@ struct Stats {
   uint64_t memory_promotions = 0, memory_promoted_bytes = 0, memory_evictions = 0, memory_evicted_bytes = 0;
   uint64_t memory_bypasses = 0, memory_lost = 0;
   uint64_t compressed_from_bytes = 0, compressed_to_bytes = 0;
+  uint64_t packed_slices = 0, off_grid_slices = 0;
 };
 
 }  // namespace kvstrata::core::engine

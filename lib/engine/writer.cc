@@ -420,6 +420,8 @@ void Writer::Seal(Put* put, format::RecordHead head, const Room& room) {
     payload_bytes = coded.payload_bytes;
     put->compressed_from = coded.rows_bytes;
     put->compressed_to = coded.stored_bytes;
+    put->packed_slices = coded.packed_slices;
+    put->off_grid_slices = coded.off_grid_slices;
   }
   {
     base::MutexLock lock(cache_->mutex());

@@ -39,6 +39,7 @@ struct WriterOptions {
   trie::Priority priority = trie::Priority::kNormal;
   uint32_t ttl_seconds = 0;  // 0: for ever
   uint32_t compress = 0;     // CompressGroups whose slices are coded where they gain
+  uint32_t pack = 0;         // PackForms
   void* stream = nullptr;    // the device's
 };
 
@@ -114,7 +115,9 @@ class Writer {
   // Into the staging memory from `offset` on, one behind the other.
   absl::Status Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging);
   absl::Status Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies);
-  SliceCoding Coding() const { return {layout(), options_.compress, cache_->staging()->capacity()}; }
+  SliceCoding Coding() const {
+    return {layout(), {options_.compress, options_.pack, cache_->options().find_packer}, cache_->staging()->capacity()};
+  }
   Room RoomOf(const format::RecordHead& head) const;
   void Seal(Put* put, format::RecordHead head, const Room& room);
   absl::StatusOr<uint64_t> Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth, Deadline deadline);
