@@ -52,6 +52,7 @@ struct kvstrata_namespace {
   std::shared_ptr<kvstrata::core::engine::NameSpace> name_space;
   kvstrata::core::plan::SnapshotPolicy policy;
   uint32_t compress = 0;  // KVSTRATA_COMPRESS_*
+  uint32_t pack = 0;      // KVSTRATA_PACK_*
   bool existed = false;
 };
 

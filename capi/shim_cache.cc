@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Cache and namespace handles.
 #include <algorithm>
+#include <bit>
 #include <chrono>
 #include <cstring>
 #include <string>
 #include <utility>
 
 #include "capi/handles.h"
+#include "capi/row_packers.h"
 #include "capi/shim_storage.h"
 #include "capi/struct_reader.h"
 #include "lib/storage/memory.h"
@@ -138,6 +140,7 @@ absl::Status OpenCache(const kvstrata_cache_options* given, kvstrata_cache** out
     return base::InvalidArgument("options.io_threads", std::to_string(options->io_threads) + " > 64");
   }
   engine::CacheOptions cache;
+  cache.find_packer = &FindRowPacker;
   cache.read_only = (options->flags & KVSTRATA_CACHE_READ_ONLY) != 0;
   if (!cache.read_only && options->capacity_bytes == 0) {
     return base::InvalidArgument("options.capacity_bytes", "0: a byte budget is required");
@@ -244,6 +247,17 @@ absl::StatusOr<plan::SnapshotPolicy> ReadPolicy(const kvstrata_namespace_options
   return policy;
 }
 
+absl::Status CheckPack(uint32_t pack) {
+  const std::string text = std::to_string(pack);
+  constexpr uint32_t kKeys = KVSTRATA_PACK_FP8_KEY_132 | KVSTRATA_PACK_FP4_KEY_68;
+  constexpr uint32_t kRows = KVSTRATA_PACK_FP8_ROW_584 | KVSTRATA_PACK_FP8_ROW_528 | KVSTRATA_PACK_FP4_ROW_288;
+  if ((pack & ~(kKeys | kRows)) != 0) return base::InvalidArgument("options.pack", text + " has unknown bits");
+  if (std::popcount(pack & kKeys) > 1 || std::popcount(pack & kRows) > 1) {
+    return base::InvalidArgument("options.pack", text + " has two forms for rows of one width");
+  }
+  return absl::OkStatus();
+}
+
 absl::Status OpenNamespace(kvstrata_cache* cache, const kvstrata_namespace_options* given, kvstrata_namespace** out) {
   if (cache == nullptr) return base::InvalidArgument("cache", "NULL");
   if (out == nullptr) return base::InvalidArgument("out", "NULL");
@@ -256,7 +270,7 @@ absl::Status OpenNamespace(kvstrata_cache* cache, const kvstrata_namespace_optio
   if ((options->compress & ~uint32_t{KVSTRATA_COMPRESS_ALL}) != 0) {
     return base::InvalidArgument("options.compress", std::to_string(options->compress) + " has unknown bits");
   }
-  if (options->reserved0 != 0) return base::InvalidArgument("options.reserved0", "not zero");
+  if (absl::Status status = CheckPack(options->pack); !status.ok()) return status;
   const absl::StatusOr<plan::SnapshotPolicy> policy = ReadPolicy(*options);
   if (!policy.ok()) return policy.status();
   const absl::StatusOr<std::vector<kvstrata_identity_field>> fields = ReadArray<kvstrata_identity_field>(
@@ -276,6 +290,7 @@ absl::Status OpenNamespace(kvstrata_cache* cache, const kvstrata_namespace_optio
   handle->cache = cache->cache;
   handle->policy = *policy;
   handle->compress = options->compress;
+  handle->pack = options->pack;
   absl::StatusOr<std::shared_ptr<engine::NameSpace>> opened =
       cache->cache->OpenNamespace(*std::move(identity), options->layout->value,
                                   (options->flags & KVSTRATA_NAMESPACE_MUST_EXIST) != 0, &handle->existed);

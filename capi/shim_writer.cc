@@ -37,6 +37,7 @@ absl::Status OpenWriter(kvstrata_namespace* name_space, const kvstrata_match* ma
   writer.priority = *priority;
   writer.ttl_seconds = options->ttl_seconds;
   writer.compress = name_space->compress;
+  writer.pack = name_space->pack;
   writer.no_admit = (options->flags & KVSTRATA_WRITER_NO_ADMIT) != 0;
   writer.no_snapshots = (options->flags & KVSTRATA_WRITER_NO_SNAPSHOTS) != 0;
   writer.admit_inexact = (options->flags & KVSTRATA_WRITER_ADMIT_INEXACT) != 0;

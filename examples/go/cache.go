@@ -158,6 +158,7 @@ type NamespaceOptions struct {
 	MustExist                           bool
 	SnapshotPolicy, SnapshotEveryTokens uint32
 	Compress                            uint32 // KVSTRATA_COMPRESS_*
+	Pack                                uint32 // KVSTRATA_PACK_*
 }
 
 // Namespace opens the namespace of this identity and layout, or makes it.
@@ -173,6 +174,7 @@ func (c *Cache) Namespace(layout *Layout, identity map[string][]byte, options Na
 	o.snapshot_policy = C.uint32_t(options.SnapshotPolicy)
 	o.snapshot_every_tokens = C.uint32_t(options.SnapshotEveryTokens)
 	o.compress = C.uint32_t(options.Compress)
+	o.pack = C.uint32_t(options.Pack)
 	o.fields = (*C.kvstrata_identity_field)(a.alloc(uintptr(len(identity)) * C.sizeof_kvstrata_identity_field))
 	fields := unsafe.Slice(o.fields, len(identity))
 	for name, value := range identity {

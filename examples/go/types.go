@@ -117,6 +117,11 @@ const (
 	KVSTRATA_COMPRESS_OTHER_ROWS       = 8
 	KVSTRATA_COMPRESS_STATES           = 16
 	KVSTRATA_COMPRESS_ALL              = 31
+	KVSTRATA_PACK_FP8_ROW_584          = 1
+	KVSTRATA_PACK_FP8_ROW_528          = 2
+	KVSTRATA_PACK_FP4_ROW_288          = 4
+	KVSTRATA_PACK_FP8_KEY_132          = 8
+	KVSTRATA_PACK_FP4_KEY_68           = 16
 	KVSTRATA_LOOKUP_PEEK               = 1
 	KVSTRATA_LOOKUP_NO_LEASE           = 2
 	KVSTRATA_MODE_NONE                 = 0
@@ -260,6 +265,8 @@ type Stats struct {
 	MemoryLost            uint64
 	CompressedFromBytes   uint64
 	CompressedToBytes     uint64
+	PackedSlices          uint64
+	OffGridSlices         uint64
 }
 
 // VerifyInfo is kvstrata_verify_info, member by member.
@@ -391,7 +398,7 @@ type Event struct {
 var goLayouts = map[string][]uintptr{
 	"LayoutInfo":    {64, 0, 4, 8, 12, 16, 20, 24, 32, 40, 48},
 	"CloseInfo":     {24, 0, 4, 8, 16},
-	"Stats":         {744, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 192, 200, 208, 216, 224, 232, 240, 248, 256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, 384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504, 512, 520, 528, 536, 544, 552, 560, 568, 576, 584, 592, 600, 608, 616, 624, 632, 640, 648, 656, 664, 672, 680, 688, 696, 704, 712, 720, 728, 736},
+	"Stats":         {760, 0, 4, 8, 16, 24, 32, 40, 48, 56, 64, 192, 200, 208, 216, 224, 232, 240, 248, 256, 264, 272, 280, 288, 296, 304, 312, 320, 328, 336, 344, 352, 360, 368, 376, 384, 392, 400, 408, 416, 424, 432, 440, 448, 456, 464, 472, 480, 488, 496, 504, 512, 520, 528, 536, 544, 552, 560, 568, 576, 584, 592, 600, 608, 616, 624, 632, 640, 648, 656, 664, 672, 680, 688, 696, 704, 712, 720, 728, 736, 744, 752},
 	"VerifyInfo":    {48, 0, 4, 8, 16, 24, 32, 40},
 	"NamespaceInfo": {304, 0, 4, 8, 24, 32, 40, 48, 56, 64},
 	"MatchInfo":     {120, 0, 4, 8, 12, 16, 24, 32, 40, 48, 56, 64, 72, 80, 88, 96, 104, 112},

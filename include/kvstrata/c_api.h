@@ -594,8 +594,11 @@ typedef struct kvstrata_stats {
   uint64_t memory_promotions, memory_promoted_bytes, memory_evictions, memory_evicted_bytes;
   uint64_t memory_bypasses; /* puts that found no room in it                                                         */
   uint64_t memory_lost;     /* records that were put back and that the storage below refused                         */
-  uint64_t compressed_from_bytes, compressed_to_bytes; /* of the streams that KVSTRATA_COMPRESS_* chose, as far as they
-                                                          were stored: bytes given, bytes that they take           */
+  uint64_t compressed_from_bytes, compressed_to_bytes; /* of the streams that KVSTRATA_COMPRESS_* and KVSTRATA_PACK_*
+                                                          chose, as far as they were stored: bytes given, bytes that
+                                                          they take                                                */
+  uint64_t packed_slices, off_grid_slices; /* what one stream has of one block, or of a snapshot: stored in a form of
+                                              KVSTRATA_PACK_*, or off its grid                                     */
 } kvstrata_stats;
 
 /* No I/O. Gauges of staging memory are read after the others: no sum over both need be exact. */
@@ -692,6 +695,17 @@ enum {
   KVSTRATA_COMPRESS_ALL = 31
 };
 
+/* Packed forms for rows and states that the engine keeps as F32 or BF16, by their width: what lies on the form's grid
+ * is stored in that form, and restored as the same floats, bit for bit. Each block's part of a stream is tried; one
+ * that would not come back is stored as it is, and counted (off_grid_slices). At most one form of each width. */
+enum {
+  KVSTRATA_PACK_FP8_ROW_584 = 1, /* rows of 512 numbers                                                            */
+  KVSTRATA_PACK_FP8_ROW_528 = 2,
+  KVSTRATA_PACK_FP4_ROW_288 = 4,
+  KVSTRATA_PACK_FP8_KEY_132 = 8, /* rows of 128 numbers                                                            */
+  KVSTRATA_PACK_FP4_KEY_68 = 16
+};
+
 typedef struct kvstrata_namespace_options {
   uint32_t struct_size;
   uint32_t flags;
@@ -702,7 +716,7 @@ typedef struct kvstrata_namespace_options {
   uint32_t snapshot_policy;              /* KVSTRATA_SNAPSHOT_*                                                     */
   uint32_t snapshot_every_tokens;        /* EVERY_N                                                                 */
   uint32_t compress;                     /* KVSTRATA_COMPRESS_*, of what writers of this handle store; 0 = nothing  */
-  uint32_t reserved0;
+  uint32_t pack;                         /* KVSTRATA_PACK_*, likewise; 0 = nothing                                  */
 } kvstrata_namespace_options;
 
 /* The namespace of this identity and layout, made if the store has none (in a read-only cache: empty, and for this

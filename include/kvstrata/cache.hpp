@@ -220,6 +220,7 @@ struct namespace_options {
   std::uint32_t snapshot_policy = 0;        ///< KVSTRATA_SNAPSHOT_* bits; 0 = prompt end, output end, common prefix
   std::uint32_t snapshot_every_tokens = 0;  ///< for KVSTRATA_SNAPSHOT_EVERY_N
   std::uint32_t compress = 0;               ///< KVSTRATA_COMPRESS_* bits, of what writers of this handle store
+  std::uint32_t pack = 0;                   ///< KVSTRATA_PACK_* bits, likewise
 };
 
 struct lookup_options {
@@ -434,6 +435,7 @@ class cache : public handle<cache_traits> {
     c.snapshot_policy = options.snapshot_policy;
     c.snapshot_every_tokens = options.snapshot_every_tokens;
     c.compress = options.compress;
+    c.pack = options.pack;
     kvstrata_namespace* out = nullptr;
     error failure;
     if (auto done = detail::check(kvstrata_namespace_open(get(), &c, &out, failure.c_error()), failure); !done) {

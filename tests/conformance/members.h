@@ -107,6 +107,8 @@ static const answer_member kAnswerMembers[] = {
     {"kvstrata_stats", "memory_lost", 720, 8, 1, 'u'},
     {"kvstrata_stats", "compressed_from_bytes", 728, 8, 1, 'u'},
     {"kvstrata_stats", "compressed_to_bytes", 736, 8, 1, 'u'},
+    {"kvstrata_stats", "packed_slices", 744, 8, 1, 'u'},
+    {"kvstrata_stats", "off_grid_slices", 752, 8, 1, 'u'},
     {"kvstrata_verify_info", "struct_size", 0, 4, 1, 'u'},
     {"kvstrata_verify_info", "reserved0", 4, 4, 1, 'u'},
     {"kvstrata_verify_info", "records", 8, 8, 1, 'u'},

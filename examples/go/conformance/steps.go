@@ -357,7 +357,8 @@ func (c *testCase) namespace(s *step) (answers, error) {
 		layout := c.layouts[s.text("layout")]
 		made, err := c.caches[s.text("cache")].Namespace(layout, identity, kvstrata.NamespaceOptions{
 			MustExist: s.number("must_exist") != 0, SnapshotPolicy: uint32(s.number("policy")),
-			SnapshotEveryTokens: uint32(s.number("every")), Compress: uint32(s.number("compress"))})
+			SnapshotEveryTokens: uint32(s.number("every")), Compress: uint32(s.number("compress")),
+			Pack: uint32(s.number("pack"))})
 		if err != nil {
 			return nil, err
 		}

@@ -116,6 +116,11 @@ KVSTRATA_COMPRESS_KEYS_VALUES = 4
 KVSTRATA_COMPRESS_OTHER_ROWS = 8
 KVSTRATA_COMPRESS_STATES = 16
 KVSTRATA_COMPRESS_ALL = 31
+KVSTRATA_PACK_FP8_ROW_584 = 1
+KVSTRATA_PACK_FP8_ROW_528 = 2
+KVSTRATA_PACK_FP4_ROW_288 = 4
+KVSTRATA_PACK_FP8_KEY_132 = 8
+KVSTRATA_PACK_FP4_KEY_68 = 16
 KVSTRATA_LOOKUP_PEEK = 1
 KVSTRATA_LOOKUP_NO_LEASE = 2
 KVSTRATA_MODE_NONE = 0
@@ -477,6 +482,8 @@ class kvstrata_stats(Structure):
         ("memory_lost", c_uint64),
         ("compressed_from_bytes", c_uint64),
         ("compressed_to_bytes", c_uint64),
+        ("packed_slices", c_uint64),
+        ("off_grid_slices", c_uint64),
     ]
 
 
@@ -525,7 +532,7 @@ class kvstrata_namespace_options(Structure):
         ("snapshot_policy", c_uint32),
         ("snapshot_every_tokens", c_uint32),
         ("compress", c_uint32),
-        ("reserved0", c_uint32),
+        ("pack", c_uint32),
     ]
 
 

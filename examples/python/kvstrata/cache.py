@@ -80,14 +80,15 @@ class Cache(Handle):
         return get("kvstrata_cache_close", _abi.kvstrata_close_info, self.pointer, timeout_ms)
 
     def namespace(self, layout: Layout, identity: Mapping[str, Union[str, bytes]], *, must_exist: bool = False,
-                  snapshot_policy: int = 0, snapshot_every_tokens: int = 0, compress: int = 0) -> "Namespace":
-        """Opens the namespace of this identity and layout, or makes it. Text is taken as UTF-8. `compress`:
-        KVSTRATA_COMPRESS_* bits."""
+                  snapshot_policy: int = 0, snapshot_every_tokens: int = 0, compress: int = 0,
+                  pack: int = 0) -> "Namespace":
+        """Opens the namespace of this identity and layout, or makes it. Text is taken as UTF-8. `compress` and `pack`:
+        KVSTRATA_COMPRESS_* and KVSTRATA_PACK_* bits."""
         options = sized(_abi.kvstrata_namespace_options)
         options.flags = _abi.KVSTRATA_NAMESPACE_MUST_EXIST if must_exist else 0
         options.layout = layout.pointer
         options.snapshot_policy, options.snapshot_every_tokens = snapshot_policy, snapshot_every_tokens
-        options.compress = compress
+        options.compress, options.pack = compress, pack
         values = [(name, value.encode() if isinstance(value, str) else bytes(value))
                   for name, value in identity.items()]
         fields = (_abi.kvstrata_identity_field * len(values))()

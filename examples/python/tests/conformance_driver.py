@@ -298,7 +298,7 @@ class Case:
         namespace = self.named[one["cache"]].namespace(
             layout, identity, must_exist=bool(int(one.get("must_exist", 0))),
             snapshot_policy=int(one.get("policy", 0)), snapshot_every_tokens=int(one.get("every", 0)),
-            compress=int(one.get("compress", 0)))
+            compress=int(one.get("compress", 0)), pack=int(one.get("pack", 0)))
         self.named[name] = Space(namespace, layout)
         return namespace.info
 

@@ -271,6 +271,7 @@ static kvstrata_status step_namespace(case_state* state, const line* step, answe
   options.snapshot_policy = (uint32_t)number_of(step, "policy", 0);
   options.snapshot_every_tokens = (uint32_t)number_of(step, "every", 0);
   options.compress = (uint32_t)number_of(step, "compress", 0);
+  options.pack = (uint32_t)number_of(step, "pack", 0);
   kvstrata_namespace* made = NULL;
   const kvstrata_status status =
       kvstrata_namespace_open(find_thing(state, value_of(step, "cache"))->handle, &options, &made, &state->error);

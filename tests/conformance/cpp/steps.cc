@@ -153,6 +153,7 @@ result<Answers> Case::OpenNamespace(const Step& step) {
   options.snapshot_policy = static_cast<std::uint32_t>(step.Number("policy"));
   options.snapshot_every_tokens = static_cast<std::uint32_t>(step.Number("every"));
   options.compress = static_cast<std::uint32_t>(step.Number("compress"));
+  options.pack = static_cast<std::uint32_t>(step.Number("pack"));
   const Layout what = layouts_.at(*step.Value("layout"));
   result<name_space> made = caches_.at(*step.Value("cache")).open_namespace(*what, who, options);
   if (!made) return made.error();

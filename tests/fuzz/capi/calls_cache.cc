@@ -133,6 +133,7 @@ void Session::NamespaceOpen() {
   }
   if (in_.OneIn(2)) {
     options.compress = in_.OneIn(16) ? in_.Number32(UINT32_MAX) : in_.Number32(KVSTRATA_COMPRESS_ALL);
+    options.pack = in_.OneIn(16) ? in_.Number32(UINT32_MAX) : in_.Number32(31);
   }
   const Input<kvstrata_namespace_options> input(in_, options);
   ErrorOutput error(in_);

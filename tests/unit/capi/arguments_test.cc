@@ -173,9 +173,11 @@ TEST_CASE("an error names the field at fault", "[capi]") {
   CheckFailure(kvstrata_namespace_open(world.cache.get(), &names, Out(space), &error), KVSTRATA_E_INVALID_ARGUMENT,
                error, "compress");
   names.compress = 0;
-  names.reserved0 = 1;
-  CheckFailure(kvstrata_namespace_open(world.cache.get(), &names, Out(space), &error), KVSTRATA_E_INVALID_ARGUMENT,
-               error, "reserved0");
+  for (const uint32_t pack : {32u, 1u | 2u, 1u | 4u, 8u | 16u}) {
+    names.pack = pack;
+    CheckFailure(kvstrata_namespace_open(world.cache.get(), &names, Out(space), &error), KVSTRATA_E_INVALID_ARGUMENT,
+                 error, "pack");
+  }
 
   MatchHandle match;
   Sequence sequence = RandomSequence(1, 40);

@@ -266,7 +266,7 @@ TEST_CASE("compressed records are restored, not pinned") {
 TEST_CASE("with little staging memory slices stay as they are, and what others coded is read within it") {
   const Tokens tokens = MakeTokens(8 * 6, 1);
   Store store(PackedLayout(), 4 << 20);
-  store.options.staging_bytes = 16 << 10;  // a slice of 4,672 bytes is more than a quarter
+  store.options.staging_bytes = 18 << 10;  // a slice of 4,672 bytes is more than a quarter
   store.Open();
   store.StorePrompt(tokens, Compressed());
   for (const Stored& record : RecordsOf(store, format::RecordKind::kBlock)) {
@@ -275,14 +275,14 @@ TEST_CASE("with little staging memory slices stay as they are, and what others c
   }
   CHECK(store.RestoredTokens(Join(tokens, {1})) == tokens.size());
   CHECK(store.stats().blocks_dropped == 0);
-  CHECK(store.stats().staging_peak_bytes <= 16u << 10);
+  CHECK(store.stats().staging_peak_bytes <= 18u << 10);
   store.Close();
   store.options.staging_bytes = 1 << 20;
   store.Open();
   const Tokens others = MakeTokens(8 * 6, 2);
   store.StorePrompt(others, Compressed());
   store.Close();
-  store.options.staging_bytes = 16 << 10;
+  store.options.staging_bytes = 20 << 10;  // one of which it is not
   store.Open();
   for (const bool early : {false, true}) {
     RestoreOptions restore;
@@ -292,7 +292,7 @@ TEST_CASE("with little staging memory slices stay as they are, and what others c
         store.Restore(*store.Lookup(prompt, {.allowed_modes = kAllModes}), prompt, restore).result.plan.usable_tokens ==
         others.size());
   }
-  CHECK(store.stats().staging_peak_bytes <= 16u << 10);
+  CHECK(store.stats().staging_peak_bytes <= 20u << 10);
   store.CheckAccounts();
 }
 

@@ -121,6 +121,11 @@ pub const KVSTRATA_COMPRESS_KEYS_VALUES: i32 = 4;
 pub const KVSTRATA_COMPRESS_OTHER_ROWS: i32 = 8;
 pub const KVSTRATA_COMPRESS_STATES: i32 = 16;
 pub const KVSTRATA_COMPRESS_ALL: i32 = 31;
+pub const KVSTRATA_PACK_FP8_ROW_584: i32 = 1;
+pub const KVSTRATA_PACK_FP8_ROW_528: i32 = 2;
+pub const KVSTRATA_PACK_FP4_ROW_288: i32 = 4;
+pub const KVSTRATA_PACK_FP8_KEY_132: i32 = 8;
+pub const KVSTRATA_PACK_FP4_KEY_68: i32 = 16;
 pub const KVSTRATA_LOOKUP_PEEK: i32 = 1;
 pub const KVSTRATA_LOOKUP_NO_LEASE: i32 = 2;
 pub const KVSTRATA_MODE_NONE: i32 = 0;
@@ -649,6 +654,8 @@ pub struct kvstrata_stats {
     pub memory_lost: u64,
     pub compressed_from_bytes: u64,
     pub compressed_to_bytes: u64,
+    pub packed_slices: u64,
+    pub off_grid_slices: u64,
 }
 impl Default for kvstrata_stats {
     fn default() -> Self {
@@ -729,7 +736,7 @@ pub struct kvstrata_namespace_options {
     pub snapshot_policy: u32,
     pub snapshot_every_tokens: u32,
     pub compress: u32,
-    pub reserved0: u32,
+    pub pack: u32,
 }
 impl Default for kvstrata_namespace_options {
     fn default() -> Self {

@@ -239,7 +239,7 @@ fn kvstrata_close_info_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_stats_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_stats>(), 744);
+    assert_eq!(size_of::<kvstrata_stats>(), 760);
     assert_eq!(offset_of!(kvstrata_stats, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_stats, reserved0), 4);
     assert_eq!(offset_of!(kvstrata_stats, lookups), 8);
@@ -319,6 +319,8 @@ fn kvstrata_stats_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_stats, memory_lost), 720);
     assert_eq!(offset_of!(kvstrata_stats, compressed_from_bytes), 728);
     assert_eq!(offset_of!(kvstrata_stats, compressed_to_bytes), 736);
+    assert_eq!(offset_of!(kvstrata_stats, packed_slices), 744);
+    assert_eq!(offset_of!(kvstrata_stats, off_grid_slices), 752);
 }
 
 #[test]
@@ -367,7 +369,7 @@ fn kvstrata_namespace_options_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_namespace_options, snapshot_policy), 40);
     assert_eq!(offset_of!(kvstrata_namespace_options, snapshot_every_tokens), 44);
     assert_eq!(offset_of!(kvstrata_namespace_options, compress), 48);
-    assert_eq!(offset_of!(kvstrata_namespace_options, reserved0), 52);
+    assert_eq!(offset_of!(kvstrata_namespace_options, pack), 52);
 }
 
 #[test]

@@ -552,6 +552,7 @@ impl Case {
                 snapshot_policy: step.number("policy") as u32,
                 snapshot_every_tokens: step.number("every") as u32,
                 compress: step.number("compress") as u32,
+                pack: step.number("pack") as u32,
             };
             let made = self.caches[step.value("cache").unwrap_or("")].namespace(&layout, &fields, options)?;
             self.spaces.insert(step.name.clone(), (made, layout));

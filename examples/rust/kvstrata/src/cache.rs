@@ -88,6 +88,8 @@ pub struct NamespaceOptions {
     pub snapshot_every_tokens: u32,
     /// `KVSTRATA_COMPRESS_*`
     pub compress: u32,
+    /// `KVSTRATA_PACK_*`
+    pub pack: u32,
 }
 
 /// What besides its token id makes a position's rows what they are.
@@ -215,6 +217,7 @@ impl Cache {
             snapshot_policy: options.snapshot_policy,
             snapshot_every_tokens: options.snapshot_every_tokens,
             compress: options.compress,
+            pack: options.pack,
             ..Default::default()
         };
         make(|out, error| unsafe { sys::kvstrata_namespace_open(self.raw(), &c, out, error) }).map(Namespace)
