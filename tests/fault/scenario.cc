@@ -127,6 +127,7 @@ class Player {
   void CheckStatistics() {
     auto stats = Sized<kvstrata_stats>();
     if (!Note(kvstrata_cache_stats(cache_.get(), &stats, nullptr))) return;
+    result_.skipped = stats.skipped_corrupt;
     CHECK(stats.lookups == stats.hits + stats.misses);
     CHECK(stats.held_bytes <= stats.capacity_bytes);
     CHECK(stats.held_row_bytes + stats.held_snapshot_bytes <= stats.held_bytes);

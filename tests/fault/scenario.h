@@ -25,6 +25,7 @@ struct ScenarioResult {
   uint64_t failed_calls = 0;  // calls that reported a failure
   uint64_t shortened = 0;     // restores that gave less than promised, or failed
   uint64_t restored_tokens = 0;
+  uint64_t skipped = 0;    // records that the second open did not take
   uint64_t dropped = 0;    // blocks and snapshots
   bool forgotten = false;  // the drop said so
 };
