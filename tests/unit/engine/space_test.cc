@@ -195,7 +195,7 @@ TEST_CASE("a failed removal keeps its bytes in the account") {
   const uint64_t held = store.stats().held_bytes;
   REQUIRE(store.cache().Trim(held - kRowsBlock).ok());
   const Stats stats = store.stats();
-  CHECK(stats.held_blocks == 0);
+  CHECK(stats.held_blocks == 3);    // a trim tries to remove what was too much, once
   CHECK(stats.held_bytes == held);  // nothing has left the storage
   CHECK(stats.held_bytes == store.memory().UsedBytes());
   store.CheckAccounts(/*idle=*/false);
