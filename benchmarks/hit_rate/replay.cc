@@ -52,8 +52,9 @@ class Player {
     options.capacity_bytes = capacity_bytes;
     options.eviction = setting.policy;
     options.admit = setting.admit;
-    // Too little for two blocks in one record: each block comes and goes by itself, as in the reference.
-    if (!setting.runs) options.staging_bytes = 64;
+    // Room for the record of a block, and too little for runs, two of which are to fit: each block comes and goes by
+    // itself, as in the reference.
+    if (!setting.runs) options.staging_bytes = 256;
     // As many keys of blocks that are not there as of blocks that are, twice, in whole sets of 64 bytes.
     options.ghost_bytes = (setting.capacity_blocks * 2 + 7) / 8 * 64;
     storage_adapter<Void> storage(std::make_unique<Void>());
