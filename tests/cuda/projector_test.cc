@@ -169,7 +169,8 @@ void CompareOne(Rng& rng, FakeBlas& blas, Projector& projector) {
   const Outcome outcome = projector.Project(&a, &stream);
   INFO(outcome.field << ": " << outcome.message);
   REQUIRE(outcome.ok());
-  CHECK(std::memcmp(want.data(), got.data(), want.size() * sizeof(float)) == 0);
+  // No rows are no memory, which memcmp may not be given.
+  CHECK((want.empty() || std::memcmp(want.data(), got.data(), want.size() * sizeof(float)) == 0));
   CHECK((memory.front() == 1234 && memory.back() == 4321));
 }
 
