@@ -15,7 +15,7 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// Of a part: a million blocks, each used in its own way, are 24 of them.
+// Of a part's table, which a reader relies on: a million blocks, each used in its own way, are 23 MiB in all.
 constexpr uint64_t kPartBytes = 1u << 20;
 constexpr uint64_t kStagingShare = 4;
 // Looked at with the lock held.
@@ -95,7 +95,8 @@ void Cache::SaveUses(uint64_t least, std::chrono::steady_clock::time_point deadl
 format::Uses Cache::CollectUses(UsesCursor* cursor) {
   const uint64_t storage_bytes = options_.storage->capabilities().max_payload_bytes / kStagingShare;
   const uint64_t bytes = std::min({kPartBytes, options_.staging_bytes / kStagingShare, storage_bytes});
-  const uint64_t most = std::max<uint64_t>(bytes / format::kBlockUsesBytes, 1);
+  const uint64_t room = bytes > format::kUsesHeadBytes ? bytes - format::kUsesHeadBytes : 0;
+  const uint64_t most = std::max<uint64_t>(room / format::kBlockUsesBytes, 1);
   static_assert(format::kBlockUsesBytes == format::kSnapshotUsesBytes);
   format::Uses uses;
   while (!cursor->done() && uses.blocks.size() + uses.snapshots.size() < most) {

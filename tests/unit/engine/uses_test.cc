@@ -231,6 +231,22 @@ TEST_CASE("many blocks take several parts, and few take away those that are not 
   store.CheckAccounts();
 }
 
+TEST_CASE("a part that is as large as parts become is read again") {
+  Store store(RowsLayout(), 80 << 20);
+  store.options.staging_bytes = 8 << 20;  // with less, parts are smaller
+  MakePersistent(store);
+  store.Open();
+  constexpr uint64_t kPartBytes = 1 << 20;
+  constexpr uint64_t kBlocks = kPartBytes / format::kBlockUsesBytes + 10;
+  for (uint64_t i = 0; i < kBlocks; ++i) store.StorePrompt(PromptOf(i, 1));
+  REQUIRE(store.cache().Sync().ok());
+  CHECK(UsesRecords(store.memory()).size() == 2);
+  const Ranks before = RanksOf(store);
+  store.Reopen();
+  CHECK(store.stats().skipped_corrupt == 0);
+  CHECK((RanksOf(store) == before));  // too many to print
+}
+
 TEST_CASE("uses take their place in the byte budget, and give way where they have none") {
   Store store(RowsLayout(), 100'000);
   MakePersistent(store);
