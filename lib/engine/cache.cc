@@ -18,10 +18,6 @@ namespace kvstrata::core::engine {
 namespace {
 
 constexpr size_t kMaxJobs = 1024;
-// So many make a worker write them down.
-constexpr uint64_t kUsesToSave = 1024;
-// A close waits for the workers: none may hang on a storage that does.
-constexpr uint64_t kUsesPatienceMs = 1000;
 // 128 Mi keys, twice the blocks that any index holds. The table is there, and filled, from the start.
 constexpr uint64_t kMaxGhostBytes = uint64_t{1} << 30;
 constexpr std::chrono::milliseconds kIdleFollow(250);
@@ -241,7 +237,7 @@ void Cache::WorkerLoop(uint32_t index) {
     }
     if (job != nullptr) {
       job();
-      SaveUses(kUsesToSave, DeadlineAfterMs(kUsesPatienceMs));
+      SaveUsesBetweenJobs();
     } else if (FollowMarks().ok()) {
       FollowOthers();
     }

@@ -302,6 +302,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   // That at least `least` uses have not been written down, and as many as make it worth while. Locked.
   bool UsesAreDue(uint64_t least) const;
   void SaveUses(uint64_t least, std::chrono::steady_clock::time_point deadline);
+  void SaveUsesBetweenJobs();
   format::Uses CollectUses(UsesCursor* cursor);
   bool WriteUses(uint64_t part, const format::Uses& uses, std::chrono::steady_clock::time_point deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(uses_mutex_);

@@ -11,6 +11,7 @@
 #include "lib/base/checksum.h"
 #include "lib/base/status.h"
 #include "lib/engine/cache.h"
+#include "lib/engine/io.h"
 
 namespace kvstrata::core::engine {
 namespace {
@@ -20,6 +21,10 @@ constexpr uint64_t kPartBytes = 1u << 20;
 constexpr uint64_t kStagingShare = 4;
 // Looked at with the lock held.
 constexpr uint64_t kSlotsAStep = 4096;
+// So many make a worker write them down.
+constexpr uint64_t kUsesToSave = 1024;
+// A close waits for the workers: none may hang on a storage that does.
+constexpr uint64_t kUsesPatienceMs = 1000;
 // More than the 2^32 blocks of an index take.
 constexpr uint64_t kMaxParts = uint64_t{1} << 17;
 // Uses between two writings: a 64th of the blocks, so that each use pays for the entries of 64.
@@ -89,6 +94,15 @@ void Cache::SaveUses(uint64_t least, std::chrono::steady_clock::time_point deadl
     other_bytes_ -= uses_bytes_.back();
     stats_.bytes_out += uses_bytes_.back();
   }
+}
+
+// By a worker. The others go on with restores while one of them writes.
+void Cache::SaveUsesBetweenJobs() {
+  {
+    base::MutexLock lock(mutex_);
+    if (!UsesAreDue(kUsesToSave)) return;
+  }
+  SaveUses(kUsesToSave, DeadlineAfterMs(kUsesPatienceMs));
 }
 
 // One part's worth.
