@@ -46,7 +46,9 @@ Trie::Trie(const BlockKey& root_key, const TrieOptions& options) : root_key_(roo
   EnsureRoot();  // if memory is short now, Insert tries again; until then every call finds an empty trie
 }
 
-Trie::~Trie() { options_.order->Remove(options_.block_cost * live_count_, live_bytes_); }
+Trie::~Trie() {
+  if (live_count_ > 0) options_.order->Remove(options_.block_cost * live_count_, live_bytes_);
+}
 
 void Trie::Node::Renew(const BlockKey& key, uint64_t sequence_in, const Extent& extent_in) {
   digest_lo.Set(key.digest.lo);

@@ -11,6 +11,7 @@
 // only: nodes never move nor go away, a probe of the hash that finds nothing is taken again when the writer has changed
 // a chain meanwhile, and a block that is live before and after is the same block with the same ancestors (I1,
 // generations).
+// An empty trie may also go while others that share its EvictionOrder are at work: it leaves what they share alone.
 // No I/O, no threads, no clock: time comes in as an argument.
 //
 // Two clocks, both the caller's. A *tick* orders uses: any counter below 2^48 (larger values count as 2^48 - 1), shared

@@ -125,6 +125,22 @@ TEST_CASE("trie: lookups beside a writer find what stays, and nothing that is no
   CHECK(world.trie.Validate().ok());
 }
 
+TEST_CASE("trie: an empty one may go while others that share its order are at work") {
+  TrieOptions options;
+  options.order = std::make_shared<EvictionOrder>(EvictionPolicy::kFrequency);
+  Trie busy(RootKey(), options);
+  constexpr int32_t kBlocks = 2000;
+  std::thread writer([&busy] {
+    for (int32_t token = 0; token < kBlocks; ++token) {
+      busy.Insert(busy.root(), ChainBlock(RootKey(), std::span(&token, 1)), 1, 10, 1).status().IgnoreError();
+    }
+  });
+  for (int i = 0; i < kBlocks; ++i) Trie(RootKey(), options);
+  writer.join();
+  CHECK(busy.block_count() == kBlocks);
+  CHECK(busy.Validate().ok());
+}
+
 TEST_CASE("trie: without a writer, a lookup beside it is the lookup") {
   World world;
   uint64_t sequence = 1;
