@@ -100,6 +100,11 @@ class Thread {
   __device__ T ExchangeXor(T value, uint32_t mask) const {
     return __shfl_xor_sync(0xFFFFFFFFu, value, static_cast<int>(mask));
   }
+  // A number in global memory; the model counts what is read so.
+  template <typename T>
+  __device__ T Load(const T* from) const {
+    return *from;
+  }
   // Adds to a number in shared memory that other threads add to as well; returns what was there before.
   __device__ uint32_t AddShared(uint32_t* number, uint32_t amount) const { return atomicAdd(number, amount); }
   // c += a * b, on the tensor cores: a 16 x 16, b 16 x 8 in bf16, c 16 x 8 in fp32, dealt out over the lanes as the
@@ -199,6 +204,7 @@ class GridMachine {
   // next one.
   virtual const Words* Exchange(uint32_t thread, const Words& mine) = 0;
   virtual void* shared() = 0;
+  virtual void Loads(uint64_t bytes) = 0;
   virtual void CopyAsync(uint32_t thread, Word16* to, const void* from) = 0;
   virtual void CommitCopies(uint32_t thread) = 0;
   virtual void AwaitCopies(uint32_t thread, uint32_t left) = 0;
@@ -229,6 +235,11 @@ class Thread {
     std::memcpy(words.words, &value, sizeof value);
     std::memcpy(&value, machine_.Exchange(thread_, words)[lane() ^ mask].words, sizeof value);
     return value;
+  }
+  template <typename T>
+  T Load(const T* from) const {
+    machine_.Loads(sizeof(T));
+    return *from;
   }
   uint32_t AddShared(uint32_t* number, uint32_t amount) const {
     const uint32_t before = *number;

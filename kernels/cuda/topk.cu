@@ -2,10 +2,11 @@
 // Exact top-k. A score and its index make one number of 64 bits, greater for the better one, so that there are no ties:
 // the k greatest are found digit by digit from the top (a radix select), then sorted.
 //
-// A block has a query. Each pass over the scores counts the next digit of those that agree with the digits found so
-// far; as soon as those are few enough to lie in shared memory (after the first pass, usually), one more pass takes
-// what is better and what agrees, and the rest is done there. Where more scores are equal than that, the last pass
-// takes them in the order of their indices until there are enough. So the scores are read twice; four times at most.
+// A block has a query. A pass over the scores counts the next digit of those that agree with the digits found so far;
+// as soon as those are few enough to lie in shared memory (after the first pass, usually), one more pass takes what is
+// better and what agrees, and the rest is done there. Where two digits are not enough (scores that are equal, or
+// almost), the last pass keeps the best that it has met. So the scores are read twice as a rule, and never more than
+// three times.
 #include <bit>
 #include <cmath>
 
@@ -19,7 +20,7 @@ namespace {
 constexpr uint32_t kDigitBits = 11;
 constexpr uint32_t kDigits = 1u << kDigitBits;
 constexpr uint32_t kKeyBits = 64;
-constexpr uint32_t kScoreBits = 32;  // of a key, above the index
+constexpr uint32_t kMostCounted = 2 * kDigitBits;  // bits of a key that passes count
 // Keys that shared memory holds, of each kind: those that agree, and those that are chosen.
 constexpr uint32_t kKeys = 2048;
 // Scores that a thread has in flight.
@@ -43,9 +44,8 @@ struct Select {
   static constexpr uint32_t kGroups = kThreads / kGroupThreads;
   static constexpr uint32_t kSharedBytes =
       2 * kKeys * sizeof(uint64_t) + (kDigits + kThreads + kGroups + 4) * sizeof(uint32_t);
-  // The ties of as many scores fit into shared memory, whatever they are.
-  static constexpr uint32_t kStretch = kInFlight * kThreads;
-  static_assert(kStretch == kKeys);
+  // What StreamBest looks at before it asks whether there is room for more: half of what shared memory holds.
+  static constexpr uint32_t kStreamInFlight = kKeys / kThreads / 2;
 
   const float* scores;
   uint64_t score_stride;
@@ -81,22 +81,27 @@ struct Select {
     return {keys, own, counts, counts + kDigits, counts + kDigits + kThreads, rest, rest + 1, rest + 2, rest + 3};
   }
 
-  // body(score, index) for scores begin .. end - 1, of which a thread loads some before it looks at the first.
+  // body(score, index) for scores first .. of which each thread has kCount, all loaded before it looks at the first.
+  template <uint32_t kCount, typename Body>
+  static KVSTRATA_DEVICE void ForStretch(const Thread& t, const float* row, uint64_t first, uint32_t visible,
+                                         const Body& body) {
+    float values[kCount];
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < kCount; ++i) {
+      const uint64_t at = first + i * kThreads + t.thread();
+      values[i] = at < visible ? t.Load(row + at) : 0.0f;
+    }
+    KVSTRATA_UNROLL
+    for (uint32_t i = 0; i < kCount; ++i) {
+      const uint64_t at = first + i * kThreads + t.thread();
+      if (at < visible) body(values[i], static_cast<uint32_t>(at));
+    }
+  }
+
   template <typename Body>
-  static KVSTRATA_DEVICE void ForScores(const Thread& t, const float* row, uint32_t begin, uint32_t end,
-                                        const Body& body) {
-    for (uint64_t first = begin; first < end; first += kStretch) {
-      float values[kInFlight];
-      KVSTRATA_UNROLL
-      for (uint32_t i = 0; i < kInFlight; ++i) {
-        const uint64_t at = first + i * kThreads + t.thread();
-        values[i] = at < end ? row[at] : 0.0f;
-      }
-      KVSTRATA_UNROLL
-      for (uint32_t i = 0; i < kInFlight; ++i) {
-        const uint64_t at = first + i * kThreads + t.thread();
-        if (at < end) body(values[i], static_cast<uint32_t>(at));
-      }
+  static KVSTRATA_DEVICE void ForScores(const Thread& t, const float* row, uint32_t visible, const Body& body) {
+    for (uint64_t first = 0; first < visible; first += kInFlight * kThreads) {
+      ForStretch<kInFlight>(t, row, first, visible, body);
     }
   }
 
@@ -128,10 +133,10 @@ struct Select {
     return at;
   }
 
-  // How many bits lie below a prefix of `bits` bits.
-  static KVSTRATA_DEVICE uint32_t Below(uint32_t bits) { return bits >= kKeyBits ? 0 : kKeyBits - bits; }
-  // `key` without what lies below; a shift by all 64 bits is no shift.
-  static KVSTRATA_DEVICE uint64_t Prefix(uint64_t key, uint32_t bits) { return bits == 0 ? 0 : key >> Below(bits); }
+  // The highest `bits` bits of a key; a shift by all of them is no shift.
+  static KVSTRATA_DEVICE uint64_t Prefix(uint64_t key, uint32_t bits) {
+    return bits == 0 ? 0 : key >> (kKeyBits - bits);
+  }
 
   // Chooses the `wanted` best of the row, unsorted. More than that many are there.
   KVSTRATA_DEVICE void Choose(const Thread& t, const Shared& shared, const float* row, uint32_t visible,
@@ -140,27 +145,25 @@ struct Select {
     uint32_t bits = 0;
     uint32_t better = 0;          // keys above the prefix
     uint32_t agreeing = visible;  // keys with the prefix
-    while (agreeing > kKeys && bits < kScoreBits) {
-      const uint32_t digit_bits = kScoreBits - bits < kDigitBits ? kScoreBits - bits : kDigitBits;
+    while (agreeing > kKeys && bits < kMostCounted) {
       for (uint32_t i = t.thread(); i < kDigits; i += kThreads) shared.counts[i] = 0;
       t.Sync();
-      ForScores(t, row, 0, visible, [&](float score, uint32_t s) {
+      ForScores(t, row, visible, [&](float score, uint32_t s) {
         const uint64_t key = KeyOf(score, s);
-        if (Prefix(key, bits) != prefix) return;
-        t.AddShared(&shared.counts[(key >> Below(bits + digit_bits)) & ((1u << digit_bits) - 1)], 1);
+        if (Prefix(key, bits) == prefix) t.AddShared(&shared.counts[Prefix(key, bits + kDigitBits) % kDigits], 1);
       });
       t.Sync();
       FindDigit(t, shared, wanted - better);
       better += *shared.above;
       agreeing = shared.counts[*shared.digit];
-      prefix = prefix << digit_bits | *shared.digit;
-      bits += digit_bits;
+      prefix = prefix << kDigitBits | *shared.digit;
+      bits += kDigitBits;
       t.Sync();  // the counts are cleared next
     }
     if (t.thread() == 0) *shared.chosen_count = *shared.agreeing_count = 0;
     t.Sync();
-    if (agreeing > kKeys) return TakeTies(t, shared, row, visible, prefix, better, wanted);
-    ForScores(t, row, 0, visible, [&](float score, uint32_t s) {
+    if (agreeing > kKeys) return StreamBest(t, shared, row, visible, prefix, bits, better, wanted);
+    ForScores(t, row, visible, [&](float score, uint32_t s) {
       const uint64_t key = KeyOf(score, s);
       const uint64_t own = Prefix(key, bits);
       if (own > prefix) shared.chosen[t.AddShared(shared.chosen_count, 1)] = key;
@@ -172,55 +175,73 @@ struct Select {
     t.Sync();
   }
 
-  // The last pass where the boundary lies among more equal scores than shared memory holds: what is better, and of the
-  // equal ones, `score` in the order of KeyOf, the first of the row.
-  KVSTRATA_DEVICE void TakeTies(const Thread& t, const Shared& shared, const float* row, uint32_t visible,
-                                uint64_t score, uint32_t better, uint32_t wanted) const {
-    uint32_t taken = better;
-    for (uint64_t first = 0; first < visible && (better != 0 || taken < wanted); first += kStretch) {
-      const uint32_t end = visible - first < kStretch ? visible : static_cast<uint32_t>(first) + kStretch;
-      ForScores(t, row, static_cast<uint32_t>(first), end, [&](float value, uint32_t s) {
-        const uint64_t key = KeyOf(value, s);
-        if (key >> kScoreBits > score) shared.chosen[t.AddShared(shared.chosen_count, 1)] = key;
-        if (key >> kScoreBits == score && taken < wanted) {
-          shared.agreeing[t.AddShared(shared.agreeing_count, 1)] = key;
-        }
+  // The last pass where more keys agree than shared memory holds: what is better goes where it belongs, and of the
+  // others the best so far are kept, sorted, behind it. New ones gather until there is no room for another stretch.
+  KVSTRATA_DEVICE void StreamBest(const Thread& t, const Shared& shared, const float* row, uint32_t visible,
+                                  uint64_t prefix, uint32_t bits, uint32_t better, uint32_t wanted) const {
+    constexpr uint32_t kStretch = kStreamInFlight * kThreads;
+    uint64_t* best = shared.chosen + better;
+    const uint32_t room = wanted - better;
+    for (uint32_t i = t.thread(); i < room; i += kThreads) best[i] = 0;  // worse than any key
+    t.Sync();
+    for (uint64_t first = 0; first < visible; first += kStretch) {
+      const uint64_t worst = best[room - 1];
+      ForStretch<kStreamInFlight>(t, row, first, visible, [&](float score, uint32_t s) {
+        const uint64_t key = KeyOf(score, s);
+        const uint64_t own = Prefix(key, bits);
+        if (own > prefix) shared.chosen[t.AddShared(shared.chosen_count, 1)] = key;
+        if (own == prefix && key > worst) shared.agreeing[t.AddShared(shared.agreeing_count, 1)] = key;
       });
       t.Sync();
       const uint32_t found = *shared.agreeing_count;
-      const uint32_t room = wanted - taken;
-      if (found > room) Sort(t, shared.agreeing, found);
-      const uint32_t takes = found < room ? found : room;
-      for (uint32_t i = t.thread(); i < takes; i += kThreads) shared.chosen[taken + i] = shared.agreeing[i];
-      taken += takes;
-      t.Sync();  // the next stretch's ties come where these are read
+      t.Sync();  // the next stretch adds to what is read here
+      if (found <= kKeys - kStretch && first + kStretch < visible) continue;
+      TakeBest(t, shared.agreeing, found, best, room);
       if (t.thread() == 0) *shared.agreeing_count = 0;
       t.Sync();
     }
   }
 
-  // Best first: a bitonic network over the next power of two, filled up with keys that are worse than any.
+  // The best `room` of both, sorted, into `best`, which is sorted. Of two sorted lists the best are the better ones of
+  // the pairs that one list forwards and the other backwards make.
+  KVSTRATA_DEVICE void TakeBest(const Thread& t, uint64_t* found, uint32_t count, uint64_t* best,
+                                uint32_t room) const {
+    Sort(t, found, count);
+    for (uint32_t i = t.thread(); i < count && i < room; i += kThreads) {
+      uint64_t* const other = best + (room - 1 - i);
+      if (found[i] > *other) *other = found[i];
+    }
+    t.Sync();
+    Sort(t, best, room);
+  }
+
+  // Best first: a bitonic network that puts the better key first in each of its steps, so that those behind `count`,
+  // taken as worse than any, never move and need no place.
   KVSTRATA_DEVICE void Sort(const Thread& t, uint64_t* keys, uint32_t count) const {
     uint32_t padded = 1;
     while (padded < count) padded *= 2;
-    for (uint32_t i = count + t.thread(); i < padded; i += t.threads()) keys[i] = 0;
-    t.Sync();
     for (uint32_t run = 2; run <= padded; run *= 2) {
-      for (uint32_t distance = run / 2; distance != 0; distance /= 2) {
-        for (uint32_t pair = t.thread(); pair < padded / 2; pair += t.threads()) {
-          const uint32_t i = pair / distance * 2 * distance + pair % distance;
-          const uint32_t j = i + distance;
-          const bool descending = (i & run) == 0;
-          const uint64_t a = keys[i];
-          const uint64_t b = keys[j];
-          if ((a < b) == descending) {
-            keys[i] = b;
-            keys[j] = a;
-          }
-        }
-        t.Sync();
+      // Two sorted halves: the second is read backwards in the first step.
+      Step(t, keys, count, padded, run / 2, run - 1);
+      for (uint32_t distance = run / 4; distance != 0; distance /= 2) Step(t, keys, count, padded, distance, distance);
+    }
+  }
+
+  // Compares keys[i] and keys[i ^ mirror] for all i that have a 0 at `distance`, the highest bit of `mirror`.
+  KVSTRATA_DEVICE void Step(const Thread& t, uint64_t* keys, uint32_t count, uint32_t padded, uint32_t distance,
+                            uint32_t mirror) const {
+    for (uint32_t pair = t.thread(); pair < padded / 2; pair += kThreads) {
+      const uint32_t i = pair / distance * 2 * distance + pair % distance;
+      const uint32_t j = i ^ mirror;
+      if (j >= count) continue;
+      const uint64_t a = keys[i];
+      const uint64_t b = keys[j];
+      if (a < b) {
+        keys[i] = b;
+        keys[j] = a;
       }
     }
+    t.Sync();
   }
 
   KVSTRATA_DEVICE void Query(const Thread& t, const Shared& shared, uint64_t n) const {
@@ -229,13 +250,13 @@ struct Select {
     const auto visible = static_cast<uint32_t>(seen < entries ? seen : entries);
     const uint32_t kept = visible < k ? visible : k;
     if (kept == visible) {
-      for (uint32_t s = t.thread(); s < visible; s += t.threads()) shared.chosen[s] = KeyOf(row[s], s);
+      for (uint32_t s = t.thread(); s < visible; s += t.threads()) shared.chosen[s] = KeyOf(t.Load(row + s), s);
       t.Sync();
     } else {
       Choose(t, shared, row, visible, kept);
     }
     if (ascending) {
-      // The index alone decides, the lowest is the greatest; fewer than 2^31 of them, so none is a filling.
+      // The index alone decides, the lowest is the greatest.
       for (uint32_t i = t.thread(); i < kept; i += t.threads())
         shared.chosen[i] = static_cast<uint32_t>(shared.chosen[i]);
       t.Sync();
@@ -262,13 +283,13 @@ struct Chosen {
   uint64_t capacity;  // keys of a block in the workspace; 0: none
 };
 
-// Keys that a query can choose, rounded up for the sort.
+// Keys that a query can choose.
 Chosen ChosenOf(const kvstrata_topk_args& a) {
   const uint64_t most = a.entries < a.k ? a.entries : a.k;
   const uint64_t tokens = a.tokens < (1u << 16) ? a.tokens : 1u << 16;
   if (most <= kKeys) return {static_cast<uint32_t>(tokens), 0};
   const uint64_t blocks = tokens < kWorkspaceBlocks ? tokens : kWorkspaceBlocks;
-  return {static_cast<uint32_t>(blocks), std::bit_ceil(static_cast<uint32_t>(most))};
+  return {static_cast<uint32_t>(blocks), most};
 }
 
 // Eight bytes more, since the caller's workspace is aligned for floats only.

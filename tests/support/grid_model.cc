@@ -30,6 +30,7 @@ constexpr size_t kStackBytes = 256u << 10;
 
 uint64_t seed = 1;
 uint64_t launches = 0;
+uint64_t loaded_bytes = 0;
 uint32_t most_shared_bytes = 227u << 10;
 std::vector<std::string> faults;
 
@@ -121,6 +122,8 @@ class Block final : public GridMachine {
   }
 
   void* shared() override { return shared_.get(); }
+
+  void Loads(uint64_t bytes) override { loaded_bytes += bytes; }
 
   // Half of the copies are done at once, the others when they are awaited: until then their place holds anything.
   void CopyAsync(uint32_t thread, Word16* to, const void* from) override {
@@ -266,6 +269,8 @@ void SetMostSharedBytes(uint32_t bytes) { most_shared_bytes = bytes; }
 std::vector<std::string> TakeGridFaults() { return std::exchange(faults, {}); }
 
 uint64_t GridLaunches() { return launches; }
+
+uint64_t GridLoadedBytes() { return loaded_bytes; }
 
 }  // namespace kvstrata::test
 

@@ -33,4 +33,7 @@ std::vector<std::string> TakeGridFaults();
 // Launches since the program began: a test that wants to see kernels run checks that it has grown.
 uint64_t GridLaunches();
 
+// What kernels have read of global memory by Thread::Load since the program began.
+uint64_t GridLoadedBytes();
+
 }  // namespace kvstrata::test
