@@ -94,18 +94,19 @@ void PrintGains(const Trace& trace, const std::vector<std::vector<Counts>>& coun
 }
 
 // What it costs that records hold more than one block: hits, and bytes that are evicted but not to be had.
-bool PrintRuns(const Trace& trace, const std::vector<Request>& requests, std::uint64_t distinct, const Counts* lru) {
+bool PrintRuns(const Trace& trace, const std::vector<Request>& requests, const Way& way, const Counts* apart) {
+  const std::uint64_t distinct = DistinctBlocks(requests);
   for (size_t s = 0; s < kShareCount; ++s) {
-    Setting setting{distinct * static_cast<std::uint64_t>(kShares[s]) / 100, eviction_policy::lru, admission::always};
+    Setting setting{distinct * static_cast<std::uint64_t>(kShares[s]) / 100, way.policy, way.admit};
     setting.runs = true;
     const Counts runs = Replay(requests, setting);
     if (!runs.fault.empty()) {
-      std::fprintf(stderr, "%s, runs, %d %%: %s\n", trace.name, kShares[s], runs.fault.c_str());
+      std::fprintf(stderr, "%s, %s, runs, %d %%: %s\n", trace.name, way.name, kShares[s], runs.fault.c_str());
       return false;
     }
-    std::printf("ratio hit_rate_runs_%s_%d %.4f goal >=0.98 over lru\n", trace.name, kShares[s],
-                runs.hit_rate() / lru[s].hit_rate());
-    std::printf("ratio unfreed_share_%s_%d %.4f goal <=0.05 over capacity\n", trace.name, kShares[s],
+    std::printf("ratio hit_rate_runs_%s_%s_%d %.4f goal >=0.98 over blocks apart\n", way.name, trace.name, kShares[s],
+                runs.hit_rate() / apart[s].hit_rate());
+    std::printf("ratio unfreed_share_%s_%s_%d %.4f goal <=0.05 over capacity\n", way.name, trace.name, kShares[s],
                 runs.unfreed_share);
   }
   return true;
@@ -164,7 +165,7 @@ bool Run(const Trace& trace, const std::vector<Request>& requests, bool json) {
   json ? PrintJson(trace, counts) : PrintTable(trace, counts);
   if (!json && right) {
     PrintGains(trace, counts);
-    right = PrintRuns(trace, requests, distinct, counts[0].data());
+    for (size_t way = 0; way < 2; ++way) right = right && PrintRuns(trace, requests, kWays[way], counts[way].data());
   }
   std::fflush(stdout);
   return right;

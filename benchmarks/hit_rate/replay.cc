@@ -132,7 +132,7 @@ Counts Replay(const std::vector<Request>& trace, const Setting& setting) {
     counts.fault = player.Play(trace[i], &hit);
     counts.requested_blocks += trace[i].size();
     counts.hit_blocks += hit;
-    if (!setting.runs || i % 16 != 0) continue;
+    if (!setting.runs) continue;
     const double unfreed = static_cast<double>(player.Stats().unfreed_bytes) / static_cast<double>(capacity);
     counts.unfreed_share = std::max(counts.unfreed_share, unfreed);
   }

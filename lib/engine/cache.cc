@@ -270,7 +270,7 @@ Stats Cache::stats() {
   for (const auto& [root, space] : namespaces_) {
     out.held_blocks += space->trie.block_count();
     out.held_snapshots += space->snapshots.count();
-    out.index_bytes += space->trie.MemoryBytes() + space->snapshots.MemoryBytes();
+    out.index_bytes += space->trie.MemoryBytes() + space->cut_runs.MemoryBytes() + space->snapshots.MemoryBytes();
     if (space->handles == 0) out.foreign_layout_bytes += space->trie.bytes() + space->snapshots.bytes();
   }
   out.index_bytes += ghosts_.MemoryBytes();

@@ -16,6 +16,8 @@
 //   I5  A namespace's life changes durably before a drop returns; records of another life are never believed.
 //   I6  After a flush has failed nothing is called durable until the next open: the storage has dropped what it could
 //       not flush, and a parent of what is stored later, or its namespace's record, may be among it.
+//   I7  Unfreed bytes are at most a twentieth of capacity_bytes, and what leases may hold: while they are more than a
+//       32nd, what is not leased of them goes first (space.cc). Runs that came in with a larger budget excepted.
 #pragma once
 
 #include <sys/types.h>
@@ -57,6 +59,7 @@
 #include "lib/plan/planner.h"
 #include "lib/plan/snapshot_policy.h"
 #include "lib/storage/storage.h"
+#include "lib/trie/cut_runs.h"
 #include "lib/trie/eviction.h"
 #include "lib/trie/ghost_table.h"
 #include "lib/trie/snapshot_index.h"
@@ -111,6 +114,7 @@ struct NameSpace {
   // Some record that is or was in the index has coded slices. Set before that record enters it; never reset.
   std::atomic<bool> has_coded{false};
   trie::Trie trie;
+  trie::CutRuns cut_runs;  // of the trie's, those that are this store's own
   trie::SnapshotIndex snapshots;
 
   uint64_t BlockEnd(uint64_t depth) const { return depth * facts.block_tokens; }
@@ -332,6 +336,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   bool EvictOne(RecordClass record_class, uint64_t bytes, std::vector<Removal>* removals);
   bool EvictExpired(std::vector<Removal>* removals);
   bool EvictBlock(std::vector<Removal>* removals);
+  bool EvictOfCutRun(std::vector<Removal>* removals);
+  void EvictLeafBelow(NameSpace& name_space, trie::NodeRef top, std::vector<Removal>* removals);
+  void CountCutRun(NameSpace& name_space, const base::BlockDigest& first, uint32_t missing);
   void CountAsEvicted(uint64_t blocks_removed_before, uint64_t snapshots_removed_before);
   void ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std::vector<Removal>* removals);
   void ForgetSnapshot(NameSpace& name_space, const base::BlockDigest& boundary, const trie::SnapshotInfo& snapshot,

@@ -153,7 +153,7 @@ bool Cache::EnterRun(Put& put, trie::NodeRef parent) {
                  put.identity.position + space.BlockEnd(entered), trie::RunShare(put.stored_bytes, {entered, blocks})});
   }
   if (entered == 0) return false;
-  unfreed_bytes_ += trie::RunShare(put.stored_bytes, {1, blocks}) * (blocks - entered);
+  CountCutRun(space, put.identity.key, blocks - entered);
   stats_.blocks_stored += entered;
   put.progress->blocks_stored += entered;
   if (entered < blocks) DropBlocks(put, blocks - entered, base::Code::kNoSpace);

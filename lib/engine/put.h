@@ -22,6 +22,10 @@
 
 namespace kvstrata::core::engine {
 
+// Of the budget: the most that one run takes. What is evicted at a time is then a small part of it, and so is what a
+// run keeps that has lost all but its first block.
+inline constexpr uint64_t kMaxRunShare = 64;
+
 // What became of a writer's records; shared with its puts, guarded by the cache's lock.
 struct WriterProgress {
   uint64_t pending = 0;  // puts

@@ -265,7 +265,7 @@ uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uin
     if (!inserted.ok() || !inserted->inserted) break;
     parent = inserted->node;
   }
-  if (taken > 0) unfreed_bytes_ += trie::RunShare(bytes, {1, blocks}) * (blocks - taken);
+  if (taken > 0) CountCutRun(space, identity.key, blocks - taken);
   return taken;
 }
 

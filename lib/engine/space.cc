@@ -6,7 +6,10 @@
 //
 // Blocks are evicted one by one, and a run's record goes with its first block, which goes last. The blocks of a run
 // were used together as a rule, so they are equally cold and go together; where the first ones are hotter than the
-// others, what the others had stays taken until they go, too (unfreed_bytes).
+// others, what the others had stays taken until they go, too (unfreed_bytes). When that has become more than a small
+// share of the budget, what goes next is not the coldest leaf but what is left of the run whose first block is coldest,
+// with all below it, which is no hotter. That frees whole records instead of parts of them: nothing is ever moved or
+// written for it. Records whose blocks are leased must wait.
 //
 // Room is made by whoever needs it. With watermarks, the put that does not fit below the high one evicts down to the
 // low one and no further; without, just what it needs. The medium's floor (keep_free_bytes) is asked for before each
@@ -25,6 +28,9 @@ namespace {
 // Evicted under one hold of the lock: lookups wait for tens of microseconds at most.
 constexpr int kEvictionBatch = 64;
 constexpr uint64_t kSweepSlots = 16'384;
+// Of the capacity: what unfreed bytes may be before cut runs go first. With the one run that is on its way out, at most
+// kMaxRunShare (put.h), that is a twentieth (I7).
+constexpr uint64_t kUnfreedShare = 32;
 
 }  // namespace
 
@@ -191,6 +197,7 @@ void Cache::CountAsEvicted(uint64_t blocks_removed_before, uint64_t snapshots_re
 }
 
 bool Cache::EvictBlock(std::vector<Removal>* removals) {
+  if (unfreed_bytes_ > options_.capacity_bytes / kUnfreedShare && EvictOfCutRun(removals)) return true;
   while (true) {
     NameSpace* coldest_space = nullptr;
     trie::BlockInfo coldest;
@@ -207,15 +214,39 @@ bool Cache::EvictBlock(std::vector<Removal>* removals) {
     if (coldest_space == nullptr) return false;
     // Another's takes no room here: it only leaves the index, until it is asked for again.
     const bool others = IsOtherBlock(coldest);
-    if (!others) {
-      order_->Evicted(coldest.heat, tick_);
-      ghosts_.Remember(coldest.key, coldest.frequency + 1);
-    }
-    const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
-    DetachBlock(*coldest_space, coldest.node, removals);
-    CountAsEvicted(blocks_before, snapshots_before);
+    if (!others) order_->Evicted(coldest.heat, tick_);
+    EvictLeafBelow(*coldest_space, coldest.node, removals);
     if (!others) return true;
   }
+}
+
+// One block of what hangs on the coldest cut run, that run included. The frontier of heat stays where it is: this says
+// nothing of how long the store can keep what is not cut.
+bool Cache::EvictOfCutRun(std::vector<Removal>* removals) {
+  NameSpace* coldest_space = nullptr;
+  trie::BlockInfo coldest;
+  for (const auto& [root, space] : namespaces_) {
+    const std::optional<trie::BlockInfo> first = space->cut_runs.Coldest(space->trie);
+    if (!first.has_value()) continue;
+    if (coldest_space == nullptr || first->heat < coldest.heat) {
+      coldest_space = space.get();
+      coldest = *first;
+    }
+  }
+  if (coldest_space == nullptr) return false;
+  EvictLeafBelow(*coldest_space, coldest.node, removals);
+  return true;
+}
+
+// `top` itself, if it is one.
+void Cache::EvictLeafBelow(NameSpace& name_space, trie::NodeRef top, std::vector<Removal>* removals) {
+  const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
+  const auto on_block = [&](const trie::BlockInfo& block) {
+    if (!IsOtherBlock(block)) ghosts_.Remember(block.key, block.frequency + 1);
+    ForgetBlock(name_space, block, removals);
+  };
+  name_space.trie.DetachSubtree(top, on_block, 1).status().IgnoreError();
+  CountAsEvicted(blocks_before, snapshots_before);
 }
 
 bool Cache::EvictSnapshot(std::vector<Removal>* removals) {
@@ -273,18 +304,29 @@ void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std
     ForgetSnapshot(name_space, block.key, snapshot, removals);
   });
   if (ForgetOtherBlock(block)) return;
-  const uint64_t run_bytes = name_space.trie.FirstOfRun(block).bytes;
-  const uint64_t share = trie::RunShare(run_bytes, block.run);
+  const trie::BlockInfo first = name_space.trie.FirstOfRun(block);
+  const uint64_t share = trie::RunShare(first.bytes, block.run);
   if (block.run.index > 0) {
     unfreed_bytes_ += share;
+    if (block.run.index + 1 == block.run.blocks) name_space.cut_runs.Add(name_space.trie, first);
   } else {
-    unfreed_bytes_ -= run_bytes - share;
-    CountRemoval(RecordClass::kRows, {format::MakeRecordKey(format::RecordKind::kBlock, block.key)}, run_bytes,
+    unfreed_bytes_ -= first.bytes - share;
+    if (block.run.blocks > 1) name_space.cut_runs.Remove();
+    CountRemoval(RecordClass::kRows, {format::MakeRecordKey(format::RecordKind::kBlock, block.key)}, first.bytes,
                  removals);
   }
   stats_.blocks_removed += 1;
   events_.Add({EventKind::kBlockRemoved, 0, name_space.LifeOfBlocks(), block.key.digest,
                name_space.BlockEnd(block.depth), share});
+}
+
+// Of a run that has just come into the index, without its last `missing` blocks.
+void Cache::CountCutRun(NameSpace& name_space, const base::BlockDigest& first, uint32_t missing) {
+  const std::optional<trie::NodeRef> node = name_space.trie.Find(first);
+  if (missing == 0 || !node.has_value()) return;
+  const trie::BlockInfo info = *name_space.trie.Get(*node);
+  unfreed_bytes_ += trie::RunShare(info.bytes, {1, info.run.blocks}) * missing;
+  name_space.cut_runs.Add(name_space.trie, info);
 }
 
 void Cache::DetachBlock(NameSpace& name_space, trie::NodeRef node, std::vector<Removal>* removals, uint64_t most) {

@@ -314,13 +314,13 @@ void Writer::Drop(RecordClass record_class, const absl::Status& status) {
 // --- blocks ------------------------------------------------------------------------------------------------------
 
 // Two runs fit the staging memory, so that one is copied while the other is on its way; and a run is a small part of
-// the budget, so that what is evicted at a time is, too.
+// the budget.
 uint64_t Writer::MostRunBlocks() const {
   const uint64_t payload = layout().BlockBytes(/*include_draft=*/true);
   const uint64_t head = format::HeadBytes(layout().block_tokens(), 0, layout().streams().size());
   const uint64_t block_bytes = cache_->storage().StoredBytes(head + payload, format::kMetaBytes);
   const uint64_t most_bytes =
-      std::min({cache_->staging()->capacity() / 2, cache_->options().capacity_bytes / 16,
+      std::min({cache_->staging()->capacity() / 2, cache_->options().capacity_bytes / kMaxRunShare,
                 cache_->storage().capabilities().max_payload_bytes, trie::Trie::kMaxBlockBytes});
   return std::clamp<uint64_t>(most_bytes / std::max<uint64_t>(block_bytes, 1), 1, format::kMaxRunBlocks);
 }

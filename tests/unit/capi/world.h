@@ -34,7 +34,7 @@ class World {
     options.storage = &table;
     options.capacity_bytes = 64 << 20;
   }
-  // A budget so small that each block is a record of its own: no run is larger than a sixteenth of it.
+  // A budget so small that each block is a record of its own: no run is larger than a 64th of it.
   void KeepBlocksApart() { options.capacity_bytes = 128 << 10; }
   void OpenCache() {
     Error error;

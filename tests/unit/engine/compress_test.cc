@@ -76,7 +76,7 @@ RestoreResult RestoreEarly(Store& store, const Tokens& tokens, const std::vector
 }  // namespace
 
 TEST_CASE("compressed rows and states take less and come back whole") {
-  Store plain(PackedLayout(), 4 << 20), store(PackedLayout(), 4 << 20);
+  Store plain(PackedLayout(), 8 << 20), store(PackedLayout(), 8 << 20);
   const Tokens tokens = MakeTokens(8 * 12 + 3, 1), longer = Join(tokens, {1, 2});
   for (Store* each : {&plain, &store}) {
     each->Open();

@@ -194,7 +194,7 @@ uint64_t BlocksOf(Store& store, const Tokens& tokens);
 
 core::engine::Prompt PromptOf(const Tokens& tokens);
 
-// A budget for tests with a record for each block: a run is at most a sixteenth of it.
+// A budget for tests with a record for each block: a run is at most a 64th of it.
 inline constexpr uint64_t kNoRuns = 16'000;
 
 // What one block of RowsLayout takes in the storage: head 136 + 4 * 4 tokens + 2 * 24 slices, 48 bytes of rows, meta

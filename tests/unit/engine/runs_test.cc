@@ -76,7 +76,7 @@ uint64_t RestoredEarly(Store& store, const Tokens& tokens, bool early) {
 // ---- Storing -------------------------------------------------------------------------------------------------------
 
 TEST_CASE("blocks that are complete at one time lie in one record, up to 64 of them") {
-  Store store(RowsLayout());
+  Store store(RowsLayout(), 4 << 20);
   store.Open();
   const Tokens tokens = MakeTokens(4 * 140 + 1, 1);
   CHECK(StoreAtOnce(store, Prefix(tokens, 4 * 6 + 1)).progress.blocks_stored == 6);
@@ -105,7 +105,7 @@ TEST_CASE("blocks that are complete at one time lie in one record, up to 64 of t
   store.CheckAccounts();
 }
 
-TEST_CASE("a run is no larger than half the staging memory, nor than a sixteenth of the budget") {
+TEST_CASE("a run is no larger than half the staging memory, nor than a 64th of the budget") {
   {
     Store store(RowsLayout());
     store.options.staging_bytes = 8 * kRowsBlock;
@@ -113,7 +113,7 @@ TEST_CASE("a run is no larger than half the staging memory, nor than a sixteenth
     StoreAtOnce(store, MakeTokens(40, 1));
     CHECK(SizesOf(store) == std::vector<uint64_t>{4, 4, 2});
   }
-  Store store(RowsLayout(), 16 * 3 * kRowsBlock);
+  Store store(RowsLayout(), 64 * 3 * kRowsBlock);
   store.Open();
   StoreAtOnce(store, MakeTokens(40, 1));
   CHECK(SizesOf(store) == std::vector<uint64_t>{3, 3, 3, 1});
@@ -477,7 +477,7 @@ TEST_CASE("a meta that says other keys than the head is found out when it is rea
 
 TEST_CASE("random work in runs: the budget holds, every byte is right, also after opening again") {
   Rng rng(TestSeed("runs", 20261130));
-  Store store(HybridLayout(), 60'000);
+  Store store(HybridLayout(), 200'000);
   store.options.eviction_policy = rng.Chance(50) ? trie::EvictionPolicy::kFrequency : trie::EvictionPolicy::kLru;
   store.Open();
   std::vector<Tokens> prompts;
