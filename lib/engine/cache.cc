@@ -188,7 +188,13 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
   for (std::thread& worker : workers_) worker.join();
   workers_.clear();
   absl::Status status;
-  if (dropped.dropped_blocks + dropped.dropped_snapshots == 0) SaveUses(1, deadline);
+  if (dropped.dropped_blocks + dropped.dropped_snapshots == 0) {
+    {
+      base::MutexLock lock(mutex_);
+      uses_retry_ns_ = 0;  // there is no later
+    }
+    SaveUses(1, deadline);
+  }
   const auto patience_left = [deadline] {
     return std::max(deadline - std::chrono::steady_clock::now(), std::chrono::nanoseconds(0));
   };

@@ -308,6 +308,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void SaveUses(uint64_t least, std::chrono::steady_clock::time_point deadline);
   void SaveUsesBetweenJobs();
   format::Uses CollectUses(UsesCursor* cursor);
+  bool WriteAllUses(UsesCursor* cursor, std::chrono::steady_clock::time_point deadline)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(uses_mutex_);
   bool WriteUses(uint64_t part, const format::Uses& uses, std::chrono::steady_clock::time_point deadline)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(uses_mutex_);
   bool MakeRoomForUses(uint64_t bytes);
@@ -389,7 +391,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint64_t other_bytes_ = 0;  // namespace and store records, and what could not be removed
   uint64_t store_record_bytes_ = 0;
   uint64_t pinned_bytes_ = 0;
-  uint64_t saved_tick_ = 0;           // the last that was written down
+  uint64_t saved_tick_ = 0;           // the last that was written down, or is just now
+  uint64_t uses_retry_ns_ = 0;        // not before; 0: at any time
+  uint32_t uses_failures_ = 0;        // one after the other
   base::Mutex uses_mutex_;            // before mutex_; who writes uses down
   std::vector<uint64_t> uses_bytes_;  // by part, as stored; the writer's, and at opening
   double read_rate_ = 0;  // bytes per second of recent restores; 0: none yet

@@ -4,7 +4,8 @@
 // next open. What is written may be a little old by then; it orders evictions and promises nothing.
 //
 // Written at a close, at a sync, and by a worker, each when so many uses have come to pass that the writing is a small
-// part of theirs. In lanes, each writer writes of what is its own.
+// part of theirs. What could not be written is due still: it is tried again after a pause that grows with each failure,
+// and at the close. In lanes, each writer writes of what is its own.
 #include <algorithm>
 #include <utility>
 
@@ -25,6 +26,9 @@ constexpr uint64_t kSlotsAStep = 4096;
 constexpr uint64_t kUsesToSave = 1024;
 // A close waits for the workers: none may hang on a storage that does.
 constexpr uint64_t kUsesPatienceMs = 1000;
+// The pause after a failure, doubled so many times at most.
+constexpr uint64_t kUsesPauseNs = 1'000'000'000;
+constexpr uint32_t kMaxDoublings = 6;
 // More than the 2^32 blocks of an index take.
 constexpr uint64_t kMaxParts = uint64_t{1} << 17;
 // Uses between two writings: a 64th of the blocks, so that each use pays for the entries of 64.
@@ -69,6 +73,7 @@ struct Cache::UsesCursor {
 
 bool Cache::UsesAreDue(uint64_t least) const {
   if (options_.read_only || flush_failed_ || !options_.storage->capabilities().persistent) return false;
+  if (NowNs() < uses_retry_ns_) return false;
   const uint64_t blocks = BlockCount();
   if (blocks * format::kBlockUsesBytes > options_.capacity_bytes / kCapacityShare) return false;
   return tick_ - saved_tick_ >= std::max(least, blocks / kBlocksAUse);
@@ -76,24 +81,34 @@ bool Cache::UsesAreDue(uint64_t least) const {
 
 void Cache::SaveUses(uint64_t least, std::chrono::steady_clock::time_point deadline) {
   UsesCursor cursor;
+  uint64_t saved_before = 0;
   base::MutexLock saving(uses_mutex_);
   {
     base::MutexLock lock(mutex_);
     if (!UsesAreDue(least)) return;
-    saved_tick_ = tick_;
+    saved_before = std::exchange(saved_tick_, tick_);
     for (const auto& [root, space] : namespaces_) cursor.spaces.push_back(space);
   }
+  const bool saved = WriteAllUses(&cursor, deadline);
+  base::MutexLock lock(mutex_);
+  uses_retry_ns_ = saved ? 0 : NowNs() + (kUsesPauseNs << std::min(uses_failures_, kMaxDoublings));
+  uses_failures_ = saved ? 0 : uses_failures_ + 1;
+  if (!saved) saved_tick_ = saved_before;
+}
+
+bool Cache::WriteAllUses(UsesCursor* cursor, std::chrono::steady_clock::time_point deadline) {
   uint64_t part = 0;
-  for (; !cursor.done() && part < kMaxParts; ++part) {
-    if (!WriteUses(part, CollectUses(&cursor), deadline)) return;
+  for (; !cursor->done() && part < kMaxParts; ++part) {
+    if (!WriteUses(part, CollectUses(cursor), deadline)) return false;
   }
   for (; uses_bytes_.size() > part; uses_bytes_.pop_back()) {
     const storage::Key key{format::MakeRecordKey(format::RecordKind::kUses, PartKey(uses_bytes_.size() - 1))};
-    if (!options_.storage->Remove(key).ok()) return;
+    if (!options_.storage->Remove(key).ok()) return false;
     base::MutexLock lock(mutex_);
     other_bytes_ -= uses_bytes_.back();
     stats_.bytes_out += uses_bytes_.back();
   }
+  return true;
 }
 
 // By a worker. The others go on with restores while one of them writes.
@@ -156,14 +171,16 @@ bool Cache::WriteUses(uint64_t part, const format::Uses& uses, std::chrono::stea
   const uint64_t before = uses_bytes_[part];
   const uint64_t growth = bytes > before ? bytes - before : 0;
   if (growth > 0 && !MakeRoomForUses(growth)) return false;
-  const bool written = PutAndWait(KeyOfRecord(head.identity), payload, meta, deadline).ok();
+  const absl::Status written = PutAndWait(KeyOfRecord(head.identity), payload, meta, deadline);
   base::MutexLock lock(mutex_);
   if (growth > 0) Unreserve(RecordClass::kRows, growth);
-  if (!written) return false;
-  uses_bytes_[part] = bytes;
-  other_bytes_ += bytes - before;
-  stats_.bytes_in += bytes - before;
-  return true;
+  // One that is stuck may come to pass yet, and takes its place then.
+  const bool stuck = base::CodeOf(written) == base::Code::kTimeout;
+  if (!written.ok() && !stuck) return false;
+  uses_bytes_[part] = stuck ? before + growth : bytes;
+  other_bytes_ += uses_bytes_[part] - before;
+  stats_.bytes_in += uses_bytes_[part] - before;
+  return !stuck;
 }
 
 bool Cache::MakeRoomForUses(uint64_t bytes) {

@@ -13,6 +13,7 @@ namespace {
 
 using namespace kvstrata::test;  // NOLINT: the fixture's words
 namespace format = kvstrata::core::format;
+using kvstrata::core::base::Code;
 namespace storage = kvstrata::core::storage;
 namespace trie = kvstrata::core::trie;
 using trie::EvictionPolicy;
@@ -286,6 +287,61 @@ TEST_CASE("uses that are damaged, or of records that have gone, change nothing b
     store.CheckAccounts();
     store.Close();
   }
+}
+
+TEST_CASE("uses that a worker could not write down are tried again after a pause that grows, and at the close") {
+  Store store(RowsLayout());
+  store.options.threads = 1;  // a restore that has ended means that the worker is done with what came before it
+  MakePersistent(store);
+  store.Open();
+  store.StorePrompt(PromptOf(0));
+  store.StorePrompt(PromptOf(1));
+  for (int i = 0; i < 1100; ++i) Use(store, PromptOf(0));
+  store.faults().FailNth(StorageCall::kPut, 1, Code::kIo, /*and_all_after=*/true);
+  const auto restore_twice = [&] {
+    for (int i = 0; i < 2; ++i) CHECK(store.RestoredTokens(PromptOf(1)) == 3 * kBlock);
+  };
+  uint64_t tries = store.faults().calls(StorageCall::kPut);
+  for (const uint64_t pause_s : {0, 1, 2, 4, 8, 16, 32, 64, 64, 64}) {
+    CAPTURE(pause_s);
+    // Not a moment earlier, however many jobs there are.
+    if (pause_s > 0) store.clock().AdvanceNs(pause_s * 1'000'000'000 - 1);
+    if (pause_s > 0) restore_twice();
+    CHECK(store.faults().calls(StorageCall::kPut) == tries);
+    store.clock().AdvanceNs(1);
+    restore_twice();
+    CHECK(store.faults().calls(StorageCall::kPut) == ++tries);
+  }
+  store.faults().FailNothing();
+  SECTION("by a worker") {
+    store.clock().AdvanceNs(64'000'000'000);
+    restore_twice();
+    CHECK(UsesRecords(store.memory()).size() == 1);
+  }
+  SECTION("at the close, without a pause") {
+    const Ranks before = RanksOf(store);
+    store.Reopen();
+    CHECK(RanksOf(store) == before);
+  }
+  store.CheckAccounts();
+}
+
+TEST_CASE("uses that are stuck in the storage when they are given up take their place in the budget") {
+  Store store(RowsLayout());
+  MakePersistent(store);
+  store.options.io_timeout_ms = 50;
+  store.Open();
+  store.StorePrompt(PromptOf(0));
+  Use(store, PromptOf(0));
+  store.faults().Stick();
+  store.cache().Sync().IgnoreError();  // a completion is withheld, not the record
+  CHECK(UsesRecords(store.memory()).size() == 1);
+  store.faults().Release();
+  store.CheckAccounts();
+  store.clock().AdvanceNs(1'000'000'000);
+  Use(store, PromptOf(0));
+  REQUIRE(store.cache().Sync().ok());
+  store.CheckAccounts();
 }
 
 TEST_CASE("a memory that ends with the process keeps no uses") {
