@@ -2,7 +2,8 @@
 // What becomes of a store that has evicted for long: the first requests of a real trace are replayed through the engine
 // into a directory whose budget is a fifth of their distinct blocks. Then: restores of prefixes from the drive against
 // a raw read of as many bytes; bytes that the process has written to the device over bytes admitted; what the records
-// take of the segments over their rows; and how much of evicted space is really there again for new blocks.
+// take of the segments over their rows; the most that evicted blocks kept of records that were still needed; and how
+// much of evicted space is really there again for new blocks.
 //
 // usage: ageing_benchmark [REQUESTS]    1,000 by default: 3 GB are written. KVSTRATA_TRACES: the traces' folder.
 // A block of the trace is one token here, and 127 KiB of rows that its id decides.
@@ -260,7 +261,11 @@ int main(int argc, char** argv) {
   const kvstrata::benchmarks::Folder folder;
   Replay replay(folder.path() + "/store", distinct.size() / 5 * (128u << 10), longest);
   const uint64_t written_before = DeviceBytesWritten();
-  for (const Request& request : trace) replay.Play(request);
+  uint64_t unfreed = 0;
+  for (const Request& request : trace) {
+    replay.Play(request);
+    unfreed = std::max(unfreed, replay.cache().stats().unfreed_bytes);
+  }
   if (!replay.store().Sync().ok()) Fail("a sync failed");
   const uint64_t written = DeviceBytesWritten() - written_before;
   const engine::Stats stats = replay.cache().stats();
@@ -271,6 +276,7 @@ int main(int argc, char** argv) {
               static_cast<unsigned long long>(stats.blocks_dropped));
   Print("device_bytes_written_per_admitted",
         static_cast<double>(written) / static_cast<double>(stats.blocks_stored * kRowBytes), "<=1.05");
+  Print("unfreed_share", static_cast<double>(unfreed) / static_cast<double>(stats.capacity_bytes), "<=0.05");
   const storage::SegmentStats segments = replay.store().stats();
   Print("allocated_per_payload",
         static_cast<double>(segments.segment_bytes - segments.free_bytes) /
