@@ -120,6 +120,22 @@ TEST_CASE("a run is no larger than half the staging memory, nor than a 64th of t
   CHECK(store.RestoredTokens(MakeTokens(41, 1)) == 40);
 }
 
+TEST_CASE("with little staging memory runs are as short as they must be, down to a block that fills all of it") {
+  // What a block has in staging memory: head, and rows of two streams.
+  constexpr uint64_t kBlockInStaging = 136 + 16 + 48 + 48;
+  const Tokens tokens = MakeTokens(4 * 12 + 1, 1);
+  for (uint64_t bytes = kBlockInStaging; bytes < 4 * kBlockInStaging; bytes += 31) {
+    CAPTURE(bytes);
+    Store store(RowsLayout());
+    store.options.staging_bytes = bytes;
+    store.Open();
+    CHECK(StoreAtOnce(store, tokens).progress.blocks_stored == 12);
+    CHECK(store.RestoredTokens(tokens) == 4 * 12);
+    CHECK(store.stats().staging_peak_bytes <= bytes);
+    store.CheckAccounts();
+  }
+}
+
 TEST_CASE("a branch begins a run of its own, and both ways are restored") {
   Store store(HybridLayout(), 1 << 20, kvstrata::core::plan::SnapshotPolicy::Zero());
   store.Open();
