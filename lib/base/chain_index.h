@@ -7,6 +7,7 @@
 //   uint64_t HashOf(uint32_t index) const;              uniform in its low bits; the same as long as it is in here
 //   uint32_t NextOf(uint32_t index) const;              the link, kNone at first and at a chain's end
 //   void SetNext(uint32_t index, uint32_t next) const;
+//   void Prefetch(uint32_t index) const;                for PrefetchChain: HashOf and NextOf will be asked for
 //
 // Thread rule: one writer at a time (Prepare, Insert, Erase); TryFind runs beside it, as long as no element's memory
 // goes away and what HashOf, NextOf and `same` look at is read with acquiring and written with releasing operations.
@@ -42,6 +43,30 @@ class ChainIndex {
     buckets_[0].store(kNone, std::memory_order_relaxed);
     bucket_count_.store(1, std::memory_order_release);
     return true;
+  }
+
+  // Buckets for so many elements, while there is none yet: none of them will be split. Where memory is short there are
+  // fewer, which costs time alone.
+  void Reserve(uint64_t elements) {
+    if (!Prepare()) return;
+    uint64_t count = bucket_count_.load(std::memory_order_relaxed);
+    for (; count < elements / kLoad && buckets_.Reserve(count + 1); ++count) {
+      buckets_[count].store(kNone, std::memory_order_relaxed);
+    }
+    bucket_count_.store(count, std::memory_order_release);
+  }
+
+  // For who knows beforehand what will be looked for: brings what Find looks at first nearer. PrefetchChain waits for
+  // the bucket, and is called when that has had time to come.
+  void PrefetchBucket(uint64_t hash) const {
+    const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
+    if (count != 0) __builtin_prefetch(&buckets_[BucketOf(hash, count)], 1);
+  }
+  void PrefetchChain(uint64_t hash) const {
+    const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
+    if (count == 0) return;
+    const uint32_t index = buckets_[BucketOf(hash, count)].load(std::memory_order_relaxed);
+    if (index != kNone) links_.Prefetch(index);
   }
 
   // The element of this hash for which `same(index)` holds, or kNone.

@@ -64,16 +64,19 @@ void ReadArray(base::ByteReader* reader, std::span<std::byte> out) {
 // Entries that lie side by side get seeds that have nothing in common; see checksum.h.
 uint64_t SeedAt(uint64_t salt, uint64_t offset) { return salt + offset; }
 
+// Of all but the checksum's own place. In one piece: most entries are so short that copying them costs less than
+// beginning a checksum of pieces.
 uint64_t ChecksumOf(base::ByteView entry, uint64_t seed) {
-  base::Checksummer sum(seed);
-  sum.Update(entry.first(kChecksumAt));
-  sum.Update(entry.subspan(kChecksumAt + sizeof(uint64_t)));
-  return sum.Finish();
+  std::byte rest[kMaxEntryBytes];
+  const base::ByteView behind = entry.subspan(kChecksumAt + sizeof(uint64_t));
+  std::copy_n(entry.data(), kChecksumAt, rest);
+  std::copy_n(behind.data(), behind.size(), rest + kChecksumAt);
+  return base::Checksum({rest, kChecksumAt + behind.size()}, seed);
 }
 
-absl::Status CheckExtents(const LogEntry& entry) {
+absl::Status CheckExtents(const LogEntryView& entry) {
   uint64_t units = 0;
-  for (const Extent& extent : entry.extents) {
+  for (const Extent& extent : entry.extents()) {
     if (extent.units == 0 || extent.units > UINT32_MAX - extent.first) return base::Corrupt("extents", "out of range");
     units += extent.units;
   }
@@ -82,19 +85,24 @@ absl::Status CheckExtents(const LogEntry& entry) {
   return absl::OkStatus();
 }
 
+uint64_t BytesOfEntry(EntryKind kind, size_t extents, size_t meta_bytes) {
+  if (kind == EntryKind::kRemove) return kEntryHeadBytes;
+  return (kPutHeadBytes + extents * kExtentBytes + meta_bytes + 7) / 8 * 8;
+}
+
 // Behind the head of a put: the fields of its own, up to the padding.
-absl::Status ReadPut(base::ByteReader* reader, uint8_t extents, uint16_t meta_bytes, LogEntry* entry) {
+absl::Status ReadPut(base::ByteReader* reader, uint8_t extents, uint16_t meta_bytes, LogEntryView* entry) {
   uint64_t reserved = 0;
   reader->Read(&entry->payload_bytes);
   reader->Read(&reserved);
-  entry->extents.resize(extents);
-  for (Extent& extent : entry->extents) {
+  entry->extent_count = extents;
+  for (size_t i = 0; i < extents; ++i) {
+    Extent& extent = entry->places[i];
     reader->Read(&extent.segment);
     reader->Read(&extent.first);
     reader->Read(&extent.units);
   }
-  entry->meta.resize(meta_bytes);
-  ReadArray(reader, entry->meta);
+  reader->ReadBytes(meta_bytes, &entry->meta);
   if (!reader->ok()) return base::Corrupt("entry_bytes", "is too small");
   if (reserved != 0) return base::Corrupt("last_use", "is not 0");
   return CheckExtents(*entry);
@@ -163,18 +171,16 @@ absl::StatusOr<LogHeader> DecodeLogHeader(base::ByteView bytes, LogKind kind) {
 }
 
 uint64_t EntryBytes(const LogEntry& entry) {
-  if (entry.kind == EntryKind::kRemove) return kEntryHeadBytes;
-  const uint64_t bytes = kPutHeadBytes + entry.extents.size() * kExtentBytes + entry.meta.size();
-  return (bytes + 7) / 8 * 8;
+  return BytesOfEntry(entry.kind, entry.extents.size(), entry.meta.size());
 }
 
-void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vector<std::byte>* out) {
+void AppendEntry(const LogEntryView& entry, uint64_t salt, uint64_t offset, std::vector<std::byte>* out) {
   const size_t begin = out->size();
-  const uint64_t size = EntryBytes(entry);
+  const uint64_t size = BytesOfEntry(entry.kind, entry.extent_count, entry.meta.size());
   base::ByteWriter writer(out);
   writer.Write(static_cast<uint32_t>(size));
   writer.Write(static_cast<uint8_t>(entry.kind));
-  writer.Write(static_cast<uint8_t>(entry.extents.size()));
+  writer.Write(static_cast<uint8_t>(entry.extent_count));
   writer.Write(static_cast<uint16_t>(entry.meta.size()));
   writer.Write(uint64_t{0});  // the checksum's place
   writer.Write(entry.sequence);
@@ -182,7 +188,7 @@ void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vec
   if (entry.kind == EntryKind::kPut) {
     writer.Write(entry.payload_bytes);
     writer.Write(uint64_t{0});
-    for (const Extent& extent : entry.extents) {
+    for (const Extent& extent : entry.extents()) {
       writer.Write(extent.segment);
       writer.Write(extent.first);
       writer.Write(extent.units);
@@ -194,7 +200,19 @@ void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vec
   base::StoreLittleEndian(bytes + kChecksumAt, ChecksumOf({bytes, static_cast<size_t>(size)}, SeedAt(salt, offset)));
 }
 
-absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64_t offset, uint64_t* entry_bytes) {
+void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vector<std::byte>* out) {
+  LogEntryView view;
+  view.kind = entry.kind;
+  view.key = entry.key;
+  view.sequence = entry.sequence;
+  view.payload_bytes = entry.payload_bytes;
+  view.extent_count = entry.extents.size();
+  std::copy(entry.extents.begin(), entry.extents.end(), view.places.begin());
+  view.meta = entry.meta;
+  AppendEntry(view, salt, offset, out);
+}
+
+absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offset, LogEntryView* entry) {
   if (bytes.size() < kEntryHeadBytes) return base::Corrupt("entry", "ends before its head");
   const uint32_t size = base::LoadLittleEndian<uint32_t>(bytes.data());
   if (size < kEntryHeadBytes || size > kMaxEntryBytes || size > bytes.size()) {
@@ -202,7 +220,6 @@ absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64
   }
   const base::ByteView whole = bytes.first(size);
   base::ByteReader reader(whole.subspan(sizeof(size)));
-  LogEntry entry;
   uint8_t kind = 0, extents = 0;
   uint16_t meta_bytes = 0;
   uint64_t checksum = 0;
@@ -210,26 +227,45 @@ absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64
   reader.Read(&extents);
   reader.Read(&meta_bytes);
   reader.Read(&checksum);
-  reader.Read(&entry.sequence);
-  ReadArray(&reader, entry.key);
+  reader.Read(&entry->sequence);
+  ReadArray(&reader, entry->key);
   if (ChecksumOf(whole, SeedAt(salt, offset)) != checksum) return base::Corrupt("checksum", "does not match");
   if (kind != static_cast<uint8_t>(EntryKind::kPut) && kind != static_cast<uint8_t>(EntryKind::kRemove)) {
     return base::Corrupt("kind", std::to_string(kind));
   }
-  entry.kind = static_cast<EntryKind>(kind);
-  if (entry.kind == EntryKind::kRemove) {
+  entry->kind = static_cast<EntryKind>(kind);
+  entry->payload_bytes = 0;
+  entry->extent_count = 0;
+  entry->meta = {};
+  if (entry->kind == EntryKind::kRemove) {
     if (extents != 0 || meta_bytes != 0) return base::Corrupt("extents", "of a removal");
   } else {
     if (extents > kMaxExtents) return base::Corrupt("extents", std::to_string(extents));
     if (meta_bytes > kMaxEntryMetaBytes) return base::Corrupt("meta_bytes", std::to_string(meta_bytes));
-    if (absl::Status status = ReadPut(&reader, extents, meta_bytes, &entry); !status.ok()) return status;
+    if (absl::Status status = ReadPut(&reader, extents, meta_bytes, entry); !status.ok()) return status;
   }
-  if (size != EntryBytes(entry)) return base::Corrupt("entry_bytes", std::to_string(size));
+  if (size != BytesOfEntry(entry->kind, extents, meta_bytes)) {
+    return base::Corrupt("entry_bytes", std::to_string(size));
+  }
   const base::ByteView padding = whole.last(reader.remaining());
   if (std::any_of(padding.begin(), padding.end(), [](std::byte byte) { return byte != std::byte{0}; })) {
     return base::Corrupt("padding", "is not 0");
   }
-  *entry_bytes = size;
+  entry->entry_bytes = size;
+  return absl::OkStatus();
+}
+
+absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64_t offset, uint64_t* entry_bytes) {
+  LogEntryView view;
+  if (absl::Status status = DecodeEntryView(bytes, salt, offset, &view); !status.ok()) return status;
+  *entry_bytes = view.entry_bytes;
+  LogEntry entry;
+  entry.kind = view.kind;
+  entry.key = view.key;
+  entry.sequence = view.sequence;
+  entry.payload_bytes = view.payload_bytes;
+  entry.extents.assign(view.extents().begin(), view.extents().end());
+  entry.meta.assign(view.meta.begin(), view.meta.end());
   return entry;
 }
 

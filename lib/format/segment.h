@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -108,11 +109,30 @@ inline constexpr size_t kEntryHeadBytes = 56;
 inline constexpr size_t kPutHeadBytes = kEntryHeadBytes + 16;
 inline constexpr size_t kMaxEntryBytes = kPutHeadBytes + kMaxExtents * 12 + kMaxEntryMetaBytes;
 
+// An entry whose meta stays where it was read: for readers of whole logs, who would else take memory for each.
+struct LogEntryView {
+  EntryKind kind = EntryKind::kPut;
+  std::array<std::byte, 32> key{};
+  uint64_t sequence = 0;
+  uint64_t payload_bytes = 0;
+  // The first `extent_count` count.
+  std::array<Extent, kMaxExtents> places{};
+  size_t extent_count = 0;
+  base::ByteView meta;
+  // Of the entry.
+  uint64_t entry_bytes = 0;
+
+  std::span<const Extent> extents() const { return std::span(places).first(extent_count); }
+};
+
 uint64_t EntryBytes(const LogEntry& entry);
 // Appends the entry, which will lie `offset` bytes from the beginning of the file with that salt.
+void AppendEntry(const LogEntryView& entry, uint64_t salt, uint64_t offset, std::vector<std::byte>* out);
 void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vector<std::byte>* out);
 // `bytes` begins with the entry and may go on behind it; `*entry_bytes` is then how long it is. kCorrupt also where a
 // journal simply ends: what comes after its last entry is no entry.
 absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64_t offset, uint64_t* entry_bytes);
+// The same without a copy of the meta. `*entry` is unspecified on failure.
+absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offset, LogEntryView* entry);
 
 }  // namespace kvstrata::core::format

@@ -27,6 +27,7 @@
 #include <variant>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "lib/base/bytes.h"
@@ -95,6 +96,14 @@ struct ListEntry {
   // As Storage::StoredBytes.
   uint64_t stored_bytes = 0;
   std::vector<std::byte> meta;
+};
+
+// The same while it is told: `meta` stays until Visit's function returns.
+struct RecordView {
+  Key key;
+  uint64_t payload_bytes = 0;
+  uint64_t stored_bytes = 0;
+  base::ByteView meta;
 };
 
 // Where a listing goes on; all zero is the beginning. Opaque to everyone but the backend that made it, valid as long as
@@ -229,6 +238,10 @@ class Storage {
   // Up to `limit` (at least 1) records from `cursor` on, replacing `*page`. Every record that exists during the whole
   // listing is returned at least once; one put or removed meanwhile may be or not.
   virtual absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) = 0;
+
+  // A whole listing, record by record; `*skipped` as ListPage's, of all of it. `visit` must not call the storage. What
+  // a store has just read to open need not be read again for the first listing: who wants all takes this one.
+  virtual absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped);
 
   // Replaces `*page` by up to `limit` (at least 1) records of other writers: first all that they have, then whatever
   // they put, replace or remove. A get of such a record may find it gone, or bytes of another. One caller at a time.

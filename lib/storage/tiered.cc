@@ -356,6 +356,21 @@ absl::Status TieredStorage::List(const Cursor& cursor, uint64_t limit, ListPage*
   return absl::OkStatus();
 }
 
+absl::Status TieredStorage::Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) {
+  const GatePass pass(gate_);
+  if (!pass.status().ok()) return pass.status();
+  DrainUntil(base::DeadlineAfter(std::chrono::nanoseconds::max()));
+  const auto unless_gone = [&](const RecordView& record) {
+    {
+      base::MutexLock lock(mutex_);
+      const Slot* const slot = Find(record.key);
+      if (slot != nullptr && slot->gone) return;
+    }
+    visit(record);
+  };
+  return lower_->Visit(unless_gone, skipped);
+}
+
 uint64_t TieredStorage::UsedBytes() const {
   if (gate_.InForkedChild()) return 0;
   const uint64_t below = lower_->UsedBytes();

@@ -64,6 +64,7 @@ class TieredStorage final : public Storage {
   absl::Status Remove(const Key& key) override;
   absl::Status Sync() override;
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
+  absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) override;
   // What others have replaced or removed leaves the memory, too.
   absl::Status Follow(uint64_t limit, FeedPage* page) override;
   Marks* marks() override { return lower_->marks(); }

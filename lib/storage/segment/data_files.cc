@@ -61,10 +61,27 @@ absl::Status DataFiles::Open() {
     if (!opened.ok() || !*opened) return opened.status();
     Segment& segment = *segments_[count_ - 1];
     segment.ready = std::min(segment_units_, Units(bytes));
-    Give(segment, 0, segment.ready);
+    segment.map.BeginBulk(segment.ready);
+    ready_units_ += segment.ready;
     base::MutexLock lock(grow_mutex_);
     made_units_ += segment.ready;
   }
+}
+
+bool DataFiles::Claim(const format::Extent& extent) {
+  return extent.segment < count_ && segments_[extent.segment]->map.TakeInBulk(extent.first, extent.units);
+}
+
+void DataFiles::Unclaim(const format::Extent& extent) {
+  segments_[extent.segment]->map.GiveInBulk(extent.first, extent.units);
+}
+
+void DataFiles::FreeAll() {
+  for (uint32_t i = 0; i < count_; ++i) segments_[i]->map.BeginBulk(segments_[i]->ready);
+}
+
+void DataFiles::EndClaims() {
+  for (uint32_t i = 0; i < count_; ++i) segments_[i]->map.EndBulk();
 }
 
 absl::Status DataFiles::OpenLater() {
@@ -146,12 +163,6 @@ std::optional<DataFiles::Extents> DataFiles::AllocatePieces(uint64_t units) {
 }
 
 void DataFiles::Free(const format::Extent& extent) { segments_[extent.segment]->map.Give(extent.first, extent.units); }
-
-bool DataFiles::Claim(const format::Extent& extent) {
-  if (extent.segment >= count_ || !segments_[extent.segment]->map.AllFree(extent.first, extent.units)) return false;
-  segments_[extent.segment]->map.Take(extent.first, extent.units);
-  return true;
-}
 
 bool DataFiles::Reaches(std::span<const format::Extent> extents) const {
   return std::all_of(extents.begin(), extents.end(), [this](const format::Extent& extent) {

@@ -56,8 +56,14 @@ class DataFiles {
   // `directory` outlives this.
   DataFiles(const Directory& directory, const Bounds& bounds, bool read_only);
   ~DataFiles();
-  // Opens those that are there, 0, 1, 2, ... without a gap.
+  // Opens those that are there, 0, 1, 2, ... without a gap. Until EndClaims nothing but claiming goes on.
   absl::Status Open();
+  // False when it is not wholly in a segment, or not free.
+  bool Claim(const format::Extent& extent);
+  void Unclaim(const format::Extent& extent);
+  // All that was claimed is free again.
+  void FreeAll();
+  void EndClaims();
   // For a reader: those that have come since. Nothing is free in them.
   absl::Status OpenLater();
   void Close();
@@ -68,8 +74,6 @@ class DataFiles {
   // As many runs as kMaxExtents allows.
   std::optional<Extents> AllocatePieces(uint64_t units);
   void Free(const format::Extent& extent);
-  // False when it is not wholly in a segment, or not free.
-  bool Claim(const format::Extent& extent);
   uint64_t free_units() const;
   // Free and taken ones.
   uint64_t ready_units() const { return ready_units_; }

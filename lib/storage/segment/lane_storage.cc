@@ -227,6 +227,12 @@ absl::Status LaneStorage::List(const Cursor& cursor, uint64_t limit, ListPage* p
   return absl::OkStatus();
 }
 
+absl::Status LaneStorage::Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) {
+  if (own_ == nullptr) return Storage::Visit(visit, skipped);
+  absl::Status status = CheckUsable();
+  return status.ok() ? own_->Visit(visit, skipped) : status;
+}
+
 uint64_t LaneStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const {
   return SegmentStore::StoredBytes(payload_bytes, meta_bytes);
 }

@@ -44,6 +44,7 @@ class LaneStorage final : public Storage {
   absl::Status Sync() override;
   // The own lane's records; a reader's are those of all lanes.
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
+  absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) override;
   absl::Status Follow(uint64_t limit, FeedPage* page) override;
   Marks* marks() override { return &marks_; }
   Capabilities capabilities() const override { return limits_; }

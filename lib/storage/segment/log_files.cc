@@ -9,6 +9,7 @@
 #include <charconv>
 
 #include "lib/base/status.h"
+#include "lib/storage/segment/log_image.h"
 
 namespace kvstrata::core::storage {
 namespace {
@@ -101,6 +102,9 @@ absl::Status SyncFolder(const Directory& directory) {
 // ---- Reading -------------------------------------------------------------------------------------------------------
 
 absl::StatusOr<base::ByteView> LogReader::View(uint64_t offset, size_t bytes) {
+  if (image_ != nullptr) {
+    if (const std::optional<base::ByteView> view = image_->View(offset, bytes); view.has_value()) return *view;
+  }
   if (offset < window_at_ || offset > window_at_ + window_.size() || bytes > window_at_ + window_.size() - offset) {
     window_.resize(window_bytes_);
     size_t filled = 0;
@@ -121,40 +125,38 @@ absl::StatusOr<base::ByteView> LogReader::View(uint64_t offset, size_t bytes) {
   return rest.first(std::min(bytes, rest.size()));
 }
 
-absl::StatusOr<std::optional<format::LogEntry>> LogReader::ReadAt(uint64_t offset, uint64_t* entry_bytes) {
+absl::StatusOr<bool> LogReader::ReadAt(uint64_t offset, format::LogEntryView* entry) {
   const absl::StatusOr<base::ByteView> view = View(offset, format::kMaxEntryBytes);
   if (!view.ok()) return view.status();
-  absl::StatusOr<format::LogEntry> entry = format::DecodeEntry(*view, log_->header.salt, offset, entry_bytes);
-  if (!entry.ok()) return std::optional<format::LogEntry>();
-  return std::optional<format::LogEntry>(*std::move(entry));
+  return format::DecodeEntryView(*view, log_->header.salt, offset, entry).ok();
 }
 
-absl::StatusOr<std::optional<format::LogEntry>> LogReader::Next(bool live, uint64_t* offset, uint64_t* at, bool* torn) {
-  uint64_t bytes = 0;
+absl::StatusOr<bool> LogReader::Next(bool live, uint64_t* offset, uint64_t* at, bool* torn,
+                                     format::LogEntryView* entry) {
   *at = *offset;
-  absl::StatusOr<std::optional<format::LogEntry>> entry = ReadAt(*at, &bytes);
-  if (entry.ok() && !entry->has_value()) {
+  absl::StatusOr<bool> read = ReadAt(*at, entry);
+  if (read.ok() && !*read) {
     *torn = *torn || TornAt(*at);
     const uint64_t block = BlockAtOrBehind(*offset);
-    if (block == *offset) return entry;
+    if (block == *offset) return read;
     *at = block;
-    entry = ReadAt(*at, &bytes);
-    if (entry.ok() && !entry->has_value()) *torn = *torn || TornAt(*at);
+    read = ReadAt(*at, entry);
+    if (read.ok() && !*read) *torn = *torn || TornAt(*at);
     // What lies before an entry was written before it: what is not there once the entry has been seen never will be.
-    if (live && entry.ok() && entry->has_value()) {
-      LogReader again(directory_, log_, format::kMaxEntryBytes);
-      uint64_t earlier_bytes = 0;
-      absl::StatusOr<std::optional<format::LogEntry>> earlier = again.ReadAt(*offset, &earlier_bytes);
-      if (!earlier.ok() || earlier->has_value()) {
-        *at = *offset;
-        bytes = earlier_bytes;
-        entry = std::move(earlier);
+    if (live && read.ok() && *read) {
+      LogReader again(directory_, log_, nullptr, format::kMaxEntryBytes);
+      format::LogEntryView earlier;
+      const absl::StatusOr<bool> found = again.ReadAt(*offset, &earlier);
+      if (!found.ok()) return found;
+      if (*found) {
         window_.clear();
+        *at = *offset;
+        read = ReadAt(*at, entry);
       }
     }
   }
-  if (entry.ok() && entry->has_value()) *offset = *at + bytes;
-  return entry;
+  if (read.ok() && *read) *offset = *at + entry->entry_bytes;
+  return read;
 }
 
 bool LogReader::TornAt(uint64_t offset) {
@@ -167,12 +169,6 @@ bool LogReader::TornAt(uint64_t offset) {
 // ---- Writing -------------------------------------------------------------------------------------------------------
 
 void LogWriter::StartBlock() { end_ = BlockAtOrBehind(end_); }
-
-uint64_t LogWriter::Append(const format::LogEntry& entry) {
-  const uint64_t offset = end();
-  format::AppendEntry(entry, log_->header.salt, offset, &buffer_);
-  return offset;
-}
 
 absl::Status LogWriter::Reserve() {
   if (end() <= reserved_) return absl::OkStatus();

@@ -46,22 +46,25 @@ absl::StatusOr<Log> OpenLog(const Directory& directory, const std::string& name,
 // Makes the names in the folder durable.
 absl::Status SyncFolder(const Directory& directory);
 
+class LogImage;
+
 // The entries of a log, one after another, and single ones out of order: reads ahead, so that neighbours are cheap.
 class LogReader {
  public:
   // Read at once: large enough that reading a log costs as much as copying it.
   static constexpr size_t kWindowBytes = 256 * 1024;
-  // `window_bytes`: an entry's most, at least.
-  LogReader(const Directory& directory, Log log, size_t window_bytes = kWindowBytes)
-      : directory_(directory), log_(std::move(log)), window_bytes_(window_bytes) {}
+  // `image`: the log's, as far as it has been read already, or null. `window_bytes`: an entry's most, at least.
+  LogReader(const Directory& directory, Log log, std::shared_ptr<LogImage> image = nullptr,
+            size_t window_bytes = kWindowBytes)
+      : directory_(directory), log_(std::move(log)), image_(std::move(image)), window_bytes_(window_bytes) {}
 
-  // Nothing where no intact entry begins at `offset`: the end of a journal, or damage. `*entry_bytes` is its length.
+  // False where no intact entry begins at `offset`: a journal's end, or damage. Its meta stays until the next call.
   // An error only where the file could not be read.
-  absl::StatusOr<std::optional<format::LogEntry>> ReadAt(uint64_t offset, uint64_t* entry_bytes);
+  absl::StatusOr<bool> ReadAt(uint64_t offset, format::LogEntryView* entry);
   // Of a journal: the entry at `*offset` or, where a flush ended there, at the next block; `*at` is where. `*offset`
-  // moves behind it, or stays at the end, where there is nothing. `*torn` is set when something that is no entry lay in
-  // between. `live`: its writer may be adding to it.
-  absl::StatusOr<std::optional<format::LogEntry>> Next(bool live, uint64_t* offset, uint64_t* at, bool* torn);
+  // moves behind it, or stays at the end, where there is none: false. `*torn` is set when something that is no entry
+  // lay in between. `live`: its writer may be adding to it.
+  absl::StatusOr<bool> Next(bool live, uint64_t* offset, uint64_t* at, bool* torn, format::LogEntryView* entry);
   // Whether there are bytes other than 0 between `offset`, where no intact entry begins, and the end of its block:
   // something was cut off there.
   bool TornAt(uint64_t offset);
@@ -73,6 +76,7 @@ class LogReader {
 
   const Directory directory_;
   const Log log_;
+  const std::shared_ptr<LogImage> image_;
   const size_t window_bytes_;
   uint64_t window_at_ = 0;
   std::vector<std::byte> window_;
@@ -87,7 +91,12 @@ class LogWriter {
   // What follows is one flush's: see kLogBlockBytes. Nothing is buffered.
   void StartBlock();
   // Where the entry will be.
-  uint64_t Append(const format::LogEntry& entry);
+  template <typename Entry>
+  uint64_t Append(const Entry& entry) {
+    const uint64_t offset = end();
+    format::AppendEntry(entry, log_->header.salt, offset, &buffer_);
+    return offset;
+  }
   // What was appended and is not in the file yet.
   uint64_t buffered() const { return buffer_.size(); }
   void Forget() { buffer_.clear(); }

@@ -30,8 +30,7 @@ bool RecordTable::FitsSlot(std::span<const format::Extent> extents) {
          extent.units >> kUnitBits == 0;
 }
 
-std::optional<RecordTable::Id> RecordTable::Find(const Key& key) const {
-  const Tag tag = TagOf(key);
+std::optional<RecordTable::Id> RecordTable::Find(const Tag& tag) const {
   const Id id = linked_.Find(tag.lo, [&](Id at) { return slots_[at].tag == tag; });
   return id == kNone ? std::nullopt : std::optional<Id>(id);
 }
@@ -64,33 +63,59 @@ Record RecordTable::Get(Id id) const {
   return record;
 }
 
-std::optional<RecordTable::Id> RecordTable::Add(const Key& key, const Record& record,
-                                                std::span<const format::Extent> extents, std::vector<std::byte> meta) {
-  // Whatever allocates comes first, so that a failure leaves all as it was.
+void RecordTable::Reserve(uint64_t records) {
+  static_cast<void>(slots_.Reserve(std::min<uint64_t>(records, kNone)));
+  linked_.Reserve(records);
+}
+
+std::optional<RecordTable::Id> RecordTable::NextId() {
   const bool fresh = unused_ == kNone;
   if (!linked_.Prepare() || (fresh && (end_ == kNone || !slots_.Reserve(uint64_t{end_} + 1)))) return std::nullopt;
-  const Id id = fresh ? end_ : unused_;
+  return fresh ? end_ : unused_;
+}
+
+std::optional<RecordTable::Id> RecordTable::Add(const Key& key, const Record& record,
+                                                std::span<const format::Extent> extents, std::vector<std::byte> meta) {
+  if (record.log != 0) return AddLogged(TagOf(key), record, extents);
+  // Whatever allocates comes first, so that a failure leaves all as it was.
+  const std::optional<Id> id = NextId();
+  if (!id.has_value()) return std::nullopt;
   const bool beside = !FitsSlot(extents);
-  if (beside) places_.emplace(id, RecordPlace(extents));
-  if (record.log == 0) {
-    struct Undo {
-      ~Undo() {
-        if (places != nullptr) places->erase(id);
-      }
-      absl::flat_hash_map<Id, RecordPlace>* places;
-      const Id id;
-    } undo{beside ? &places_ : nullptr, id};
-    unlogged_.emplace(id, Unlogged{key, std::move(meta)});
-    undo.places = nullptr;
-  }
+  if (beside) places_.emplace(*id, RecordPlace(extents));
+  struct Undo {
+    ~Undo() {
+      if (places != nullptr) places->erase(id);
+    }
+    absl::flat_hash_map<Id, RecordPlace>* places;
+    const Id id;
+  } undo{beside ? &places_ : nullptr, *id};
+  unlogged_.emplace(*id, Unlogged{key, std::move(meta)});
+  undo.places = nullptr;
+  Fill(*id, TagOf(key), record, extents, beside);
+  return id;
+}
+
+std::optional<RecordTable::Id> RecordTable::AddLogged(const Tag& tag, const Record& record,
+                                                      std::span<const format::Extent> extents) {
+  assert(record.log != 0);
+  const std::optional<Id> id = NextId();
+  if (!id.has_value()) return std::nullopt;
+  const bool beside = !FitsSlot(extents);
+  if (beside) places_.emplace(*id, RecordPlace(extents));
+  Fill(*id, tag, record, extents, beside);
+  return id;
+}
+
+void RecordTable::Fill(Id id, const Tag& tag, const Record& record, std::span<const format::Extent> extents,
+                       bool beside) {
   Slot& slot = slots_[id];
-  if (fresh) {
+  if (id == end_) {
     ++end_;
   } else {
     unused_ = slot.next;
   }
   slot = Slot();
-  slot.tag = TagOf(key);
+  slot.tag = tag;
   slot.sequence = record.sequence;
   slot.placed_beside = beside;
   if (!beside && !extents.empty()) {
@@ -105,7 +130,6 @@ std::optional<RecordTable::Id> RecordTable::Add(const Key& key, const Record& re
   slot.state = static_cast<uint32_t>(record.state) & 3;
   slot.linked = 1;
   linked_.Insert(id, ++linked_count_);
-  return id;
 }
 
 const RecordTable::Unlogged* RecordTable::UnloggedOf(Id id) const {

@@ -82,11 +82,20 @@ class RecordTable {
     std::vector<std::byte> meta;
   };
 
+  // What the table keeps of a key.
+  struct Tag {
+    uint64_t lo = 0;
+    uint64_t hi = 0;
+    friend bool operator==(const Tag&, const Tag&) = default;
+  };
+  static Tag TagOf(const Key& key);
+
   RecordTable();
   RecordTable(const RecordTable&) = delete;
   RecordTable& operator=(const RecordTable&) = delete;
 
-  std::optional<Id> Find(const Key& key) const;
+  std::optional<Id> Find(const Key& key) const { return Find(TagOf(key)); }
+  std::optional<Id> Find(const Tag& tag) const;
   Record Get(Id id) const;
   RecordPlace PlaceOf(Id id) const;
 
@@ -95,6 +104,13 @@ class RecordTable {
   // then, nor when it throws.
   std::optional<Id> Add(const Key& key, const Record& record, std::span<const format::Extent> extents,
                         std::vector<std::byte> meta);
+  // The same of a record that is in a log.
+  std::optional<Id> AddLogged(const Tag& tag, const Record& record, std::span<const format::Extent> extents);
+  // While the table is empty: room for so many records, as far as memory allows.
+  void Reserve(uint64_t records);
+  // Brings nearer what Find and Add of this tag will look at: first the one, and some other tags later the other.
+  void PrefetchBucket(const Tag& tag) const { linked_.PrefetchBucket(tag.lo); }
+  void PrefetchChain(const Tag& tag) const { linked_.PrefetchChain(tag.lo); }
   // Null when a log holds the record.
   const Unlogged* UnloggedOf(Id id) const;
   void SetState(Id id, RecordState state) { slots_[id].state = static_cast<uint32_t>(state) & 3; }
@@ -118,11 +134,6 @@ class RecordTable {
   // An extent that these widths hold stands in its slot: 256 segments of 1 TiB.
   static constexpr int kSegmentBits = 8, kUnitBits = 28;
 
-  struct Tag {
-    uint64_t lo = 0;
-    uint64_t hi = 0;
-    friend bool operator==(const Tag&, const Tag&) = default;
-  };
   struct Slot {
     Tag tag;
     uint64_t sequence = 0;
@@ -146,11 +157,14 @@ class RecordTable {
     uint64_t HashOf(Id id) const { return table->slots_[id].tag.lo; }
     Id NextOf(Id id) const { return table->slots_[id].next; }
     void SetNext(Id id, Id next) const { table->slots_[id].next = next; }
+    void Prefetch(Id id) const { __builtin_prefetch(&table->slots_[id], 1); }
     RecordTable* table;
   };
 
-  static Tag TagOf(const Key& key);
   static bool FitsSlot(std::span<const format::Extent> extents);
+  // A number for one more record; nothing has changed yet.
+  std::optional<Id> NextId();
+  void Fill(Id id, const Tag& tag, const Record& record, std::span<const format::Extent> extents, bool beside);
 
   base::ChunkedArray<Slot, 5> slots_;
   base::ChainIndex<Links> linked_;

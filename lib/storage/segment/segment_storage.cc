@@ -147,6 +147,11 @@ absl::Status SegmentStorage::List(const Cursor& cursor, uint64_t limit, ListPage
   return pass.status().ok() ? state_->store->List(cursor, limit, page) : pass.status();
 }
 
+absl::Status SegmentStorage::Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) {
+  const GatePass pass(state_->gate);
+  return pass.status().ok() ? state_->store->Visit(visit, skipped) : pass.status();
+}
+
 absl::Status SegmentStorage::Follow(uint64_t limit, FeedPage* page) {
   const GatePass pass(state_->gate);
   return pass.status().ok() ? state_->store->Follow(limit, page) : pass.status();

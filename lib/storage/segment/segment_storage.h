@@ -60,6 +60,7 @@ class SegmentStorage final : public Storage {
   absl::Status Remove(const Key& key) override;
   absl::Status Sync() override;
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
+  absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) override;
   absl::Status Follow(uint64_t limit, FeedPage* page) override;
   // As a listing would tell it.
   absl::StatusOr<std::optional<ListEntry>> Find(const Key& key);

@@ -28,7 +28,8 @@ SpaceMap::SpaceMap(uint32_t units) : units_(units) {
 }
 
 SpaceMap::Node SpaceMap::LeafOf(uint64_t word) {
-  // As most words are while a store is opened.
+  // As most words are.
+  if (word == 0) return {};
   if (word == ~uint64_t{0}) return {kLeafUnits, kLeafUnits, kLeafUnits};
   Node node;
   node.left = static_cast<uint32_t>(std::countr_one(word));
@@ -61,8 +62,28 @@ bool SpaceMap::AllFree(uint32_t first, uint32_t count) const {
   return true;
 }
 
-void SpaceMap::Change(uint32_t first, uint32_t count, bool free) {
-  if (count == 0) return;
+void SpaceMap::BeginBulk(uint32_t units) {
+  assert(units <= units_);
+  std::fill(words_.begin(), words_.end(), 0);
+  SetBits(0, units, true);
+  free_ = units;
+}
+
+bool SpaceMap::TakeInBulk(uint32_t first, uint32_t count) {
+  if (!AllFree(first, count)) return false;
+  SetBits(first, count, false);
+  free_ -= count;
+  return true;
+}
+
+void SpaceMap::GiveInBulk(uint32_t first, uint32_t count) {
+  SetBits(first, count, true);
+  free_ += count;
+}
+
+void SpaceMap::EndBulk() { Repair(0, leaves_ - 1); }
+
+void SpaceMap::SetBits(uint32_t first, uint32_t count, bool free) {
   for (uint32_t at = first; at < first + count;) {
     const uint32_t bit = at % kLeafUnits;
     const uint32_t here = std::min(kLeafUnits - bit, first + count - at);
@@ -71,6 +92,11 @@ void SpaceMap::Change(uint32_t first, uint32_t count, bool free) {
     word = free ? word | Mask(bit, here) : word & ~Mask(bit, here);
     at += here;
   }
+}
+
+void SpaceMap::Change(uint32_t first, uint32_t count, bool free) {
+  if (count == 0) return;
+  SetBits(first, count, free);
   Repair(first / kLeafUnits, (first + count - 1) / kLeafUnits);
 }
 

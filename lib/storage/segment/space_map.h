@@ -37,6 +37,14 @@ class SpaceMap {
   void Take(uint32_t first, uint32_t count);
   void Give(uint32_t first, uint32_t count);
 
+  // For many changes at once, as while a store is opened: the tree is not repaired for each, but in the end. Until
+  // EndBulk only these and AllFree are asked for. The first makes the first `units` free and all others taken.
+  void BeginBulk(uint32_t units);
+  // False, and nothing changed, where they are not all there and free.
+  bool TakeInBulk(uint32_t first, uint32_t count);
+  void GiveInBulk(uint32_t first, uint32_t count);
+  void EndBulk();
+
  private:
   static constexpr uint32_t kLeafUnits = 64;  // one word of the bitmap
 
@@ -48,6 +56,7 @@ class SpaceMap {
   struct Search;
 
   static Node LeafOf(uint64_t word);
+  void SetBits(uint32_t first, uint32_t count, bool free);
   // Sets or clears the bits, then repairs the tree above them.
   void Change(uint32_t first, uint32_t count, bool free);
   void Repair(uint32_t first_leaf, uint32_t last_leaf);

@@ -277,8 +277,66 @@ absl::Status SegmentStore::List(const Cursor& cursor, uint64_t limit, ListPage* 
     result.next = CursorAt(id);
   }
   if (absl::Status status = ReadMetas(places, &result); !status.ok()) return status;
+  if (result.done) DropImages();
   *page = std::move(result);
   return absl::OkStatus();
+}
+
+absl::Status SegmentStore::Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) {
+  *skipped = 0;
+  std::vector<Visited> visited;
+  std::vector<Log> logs;
+  Images images;
+  std::optional<LogReader> reader;
+  for (Id next = 0; TakeVisits(&next, &visited, &logs, &images);) {
+    for (const Visited& record : visited) {
+      if (record.log == 0) {
+        visit({record.unlogged.key, record.payload_bytes, record.stored_bytes, record.unlogged.meta});
+        continue;
+      }
+      const Log& log = logs[record.log];
+      format::LogEntryView entry;
+      absl::StatusOr<bool> read = false;
+      if (log != nullptr) {  // else its entry was found damaged when a checkpoint was written
+        if (!reader.has_value() || reader->log() != log) reader.emplace(directory_, log, images[record.log]);
+        read = reader->ReadAt(record.log_offset, &entry);
+        if (!read.ok()) return read.status();
+      }
+      if (*read && entry.sequence == record.sequence) {
+        visit({Key{entry.key}, record.payload_bytes, record.stored_bytes, entry.meta});
+      } else {
+        ++*skipped;
+      }
+    }
+  }
+  DropImages();
+  base::MutexLock lock(mutex_);
+  stats_.corrupt_metas += *skipped;
+  return absl::OkStatus();
+}
+
+// The records of the next numbers from `*next` on, and the logs that they are in. False when there are no more.
+bool SegmentStore::TakeVisits(Id* next, std::vector<Visited>* visited, std::vector<Log>* logs, Images* images) {
+  visited->clear();
+  base::MutexLock lock(mutex_);
+  if (*next >= table_.end()) return false;
+  *logs = logs_;
+  *images = images_;
+  images->resize(logs->size());
+  for (const Id end = table_.end() - *next > kListStep ? *next + kListStep : table_.end(); *next < end; ++*next) {
+    const Record record = table_.Get(*next);
+    if (!record.linked) continue;
+    const uint64_t stored_bytes = StoredBytes(record.payload_bytes, record.meta_bytes);
+    visited->push_back({record.payload_bytes, stored_bytes, record.sequence, record.log_offset, record.log, {}});
+    if (record.log == 0) visited->back().unlogged = *table_.UnloggedOf(*next);
+  }
+  return true;
+}
+
+void SegmentStore::DropImages() {
+  Images dropped;  // let go of without the lock
+  base::MutexLock lock(mutex_);
+  dropped.swap(images_);
 }
 
 // Without key and meta where those are in a log: their place is then added to `places`, for entry number `index`.
@@ -289,7 +347,8 @@ ListEntry SegmentStore::EntryOf(Id id, std::vector<MetaPlace>* places, size_t in
     entry.key = unlogged->key;
     entry.meta = unlogged->meta;
   } else {
-    places->push_back({index, logs_[record.log], record.log_offset, record.sequence});
+    std::shared_ptr<LogImage> image = record.log < images_.size() ? images_[record.log] : nullptr;
+    places->push_back({index, logs_[record.log], std::move(image), record.log_offset, record.sequence});
   }
   return entry;
 }
@@ -299,18 +358,17 @@ absl::Status SegmentStore::ReadMetas(const std::vector<MetaPlace>& places, ListP
   std::optional<LogReader> reader;
   std::vector<size_t> unreadable;
   for (const MetaPlace& place : places) {
-    std::optional<format::LogEntry> entry;
+    format::LogEntryView entry;
+    absl::StatusOr<bool> read = false;
     if (place.log != nullptr) {  // else its entry was found damaged when a checkpoint was written
-      if (!reader.has_value() || reader->log() != place.log) reader.emplace(directory_, place.log);
-      uint64_t bytes = 0;
-      absl::StatusOr<std::optional<format::LogEntry>> read = reader->ReadAt(place.offset, &bytes);
+      if (!reader.has_value() || reader->log() != place.log) reader.emplace(directory_, place.log, place.image);
+      read = reader->ReadAt(place.offset, &entry);
       if (!read.ok()) return read.status();
-      entry = *std::move(read);
     }
     ListEntry& listed = page->entries[place.index];
-    if (entry.has_value() && entry->sequence == place.sequence) {
-      listed.key = Key{entry->key};
-      listed.meta = std::move(entry->meta);
+    if (*read && entry.sequence == place.sequence) {
+      listed.key = Key{entry.key};
+      listed.meta.assign(entry.meta.begin(), entry.meta.end());
     } else {
       unreadable.push_back(place.index);
     }

@@ -29,6 +29,7 @@
 #include "lib/storage/directory_lock.h"
 #include "lib/storage/segment/data_files.h"
 #include "lib/storage/segment/log_files.h"
+#include "lib/storage/segment/log_image.h"
 #include "lib/storage/segment/record_table.h"
 #include "lib/storage/storage.h"
 
@@ -101,6 +102,8 @@ class SegmentStore {
   // Flushes, and fails as well where an earlier flush has failed that no Sync has told of: what had completed is gone.
   absl::Status Sync();
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page);
+  // As Storage::Visit.
+  absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped);
   // As Storage::Follow, of a store that is open for reading only (store_follow.cc).
   absl::Status Follow(uint64_t limit, FeedPage* page);
   // As a listing would tell it.
@@ -146,10 +149,13 @@ class SegmentStore {
     uint64_t offset = 0;
   };
 
+  // By the number of the log; null where there is none.
+  using Images = std::vector<std::shared_ptr<LogImage>>;
   // Where the meta of a page's entry is.
   struct MetaPlace {
     size_t index = 0;
     Log log;
+    std::shared_ptr<LogImage> image;
     uint64_t offset = 0;
     uint64_t sequence = 0;
   };
@@ -181,11 +187,21 @@ class SegmentStore {
   absl::Status MakeDurable(const LogFile& log);
   absl::Status ScanFolder(std::vector<uint64_t>* journals) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::StatusOr<Log> NewestCheckpoint() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  absl::Status Replay(const Log& log, absl::FunctionRef<bool(const format::LogEntry& entry, uint64_t offset)> apply)
+  using ApplyEntry = absl::FunctionRef<bool(const format::LogEntryView& entry, uint64_t offset)>;
+  absl::Status Replay(const Log& log, const std::shared_ptr<LogImage>& image, ApplyEntry apply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  bool Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  static Record RecordOf(const format::LogEntry& entry, uint16_t log, uint64_t offset);
+  absl::Status ReadLog(const Log& log) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  // What the table takes of an entry.
+  struct ReadEntry {
+    RecordTable::Tag tag;
+    Record record;
+    RecordPlace place;
+    bool put = false;
+  };
+  bool Apply(std::vector<ReadEntry>* entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  static Record RecordOf(const format::LogEntryView& entry, uint16_t log, uint64_t offset);
   absl::Status ClaimAll();
+  std::vector<Id> ClaimEach(std::span<const Id> ids) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status DropAtOpen(Id id);
 
   // Putting (store.cc).
@@ -198,6 +214,17 @@ class SegmentStore {
   void ReserveQuarantine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   absl::Status ReadMetas(const std::vector<MetaPlace>& places, ListPage* page);
+  // Of one step of Visit: a record, and where its entry is when a log holds it.
+  struct Visited {
+    uint64_t payload_bytes = 0;
+    uint64_t stored_bytes = 0;
+    uint64_t sequence = 0;
+    uint64_t log_offset = 0;
+    uint16_t log = 0;
+    RecordTable::Unlogged unlogged;
+  };
+  bool TakeVisits(Id* next, std::vector<Visited>* visited, std::vector<Log>* logs, Images* images);
+  void DropImages();
 
   // Following (store_follow.cc).
   absl::Status ReadOn(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
@@ -286,6 +313,8 @@ class SegmentStore {
   uint64_t told_losses_ ABSL_GUARDED_BY(mutex_) = 0;
   // By number; 0 is none.
   std::vector<Log> logs_ ABSL_GUARDED_BY(mutex_);
+  // Of the logs that were read at opening, until a listing has come to its end, or a flush.
+  Images images_ ABSL_GUARDED_BY(mutex_);
   SegmentStats stats_ ABSL_GUARDED_BY(mutex_);
 };
 

@@ -51,6 +51,7 @@ absl::Status SegmentStore::FlushLocked() {
     return status;
   }
   CommitBatch(batch);
+  DropImages();
   // The journals do as well, only longer: a checkpoint that cannot be written is tried again at the next flush.
   if (CheckpointDue()) static_cast<void>(WriteCheckpoint());
   return absl::OkStatus();
@@ -248,12 +249,12 @@ absl::Status SegmentStore::WriteCheckpointBody(LogWriter* writer, std::vector<Mo
     }
     for (const Copied& record : copied) {
       if (!reader.has_value() || reader->log() != record.log) reader.emplace(directory_, record.log);
-      uint64_t bytes = 0;
-      absl::StatusOr<std::optional<format::LogEntry>> entry = reader->ReadAt(record.offset, &bytes);
-      if (!entry.ok()) return entry.status();
+      format::LogEntryView entry;
+      const absl::StatusOr<bool> read = reader->ReadAt(record.offset, &entry);
+      if (!read.ok()) return read.status();
       // One whose entry is damaged now is not carried on: it would be lost at the next opening all the same.
-      if (!entry->has_value() || (*entry)->sequence != record.sequence) continue;
-      moved->push_back({record.id, record.sequence, writer->Append(**entry)});
+      if (!*read || entry.sequence != record.sequence) continue;
+      moved->push_back({record.id, record.sequence, writer->Append(entry)});
     }
     if (writer->buffered() < kCheckpointBuffer) continue;
     if (absl::Status status = writer->Write(); !status.ok()) return status;

@@ -105,21 +105,22 @@ absl::Status SegmentStore::ReadOn(uint64_t limit) {
 
 absl::Status SegmentStore::ReadJournal(uint64_t limit, uint64_t* read) {
   LogReader reader(directory_, followed_.journal);
+  format::LogEntryView entry;
   for (bool torn = false; *read < limit; ++*read) {
     uint64_t at = 0;
-    const absl::StatusOr<std::optional<format::LogEntry>> entry = reader.Next(true, &followed_.offset, &at, &torn);
-    if (!entry.ok()) return entry.status();
-    if (!entry->has_value()) break;
-    const Key key{(*entry)->key};
-    const bool put = (*entry)->kind == format::EntryKind::kPut;
-    if (put && !data_->Reaches((*entry)->extents)) {
+    const absl::StatusOr<bool> found = reader.Next(true, &followed_.offset, &at, &torn, &entry);
+    if (!found.ok()) return found.status();
+    if (!*found) break;
+    const Key key{entry.key};
+    const bool put = entry.kind == format::EntryKind::kPut;
+    if (put && !data_->Reaches(entry.extents())) {
       if (absl::Status status = data_->OpenLater(); !status.ok()) return status;
     }
     base::MutexLock lock(mutex_);
     const std::optional<Id> old = table_.Find(key);
-    if (old.has_value() && table_.Get(*old).sequence >= (*entry)->sequence) continue;
+    if (old.has_value() && table_.Get(*old).sequence >= entry.sequence) continue;
     if (old.has_value()) Leave(*old);
-    const bool taken = put && TakeOver(key, RecordOf(**entry, followed_.slot, at), (*entry)->extents);
+    const bool taken = put && TakeOver(key, RecordOf(entry, followed_.slot, at), entry.extents());
     if (taken || old.has_value()) followed_.changed.push_back(key);
   }
   return absl::OkStatus();
@@ -136,11 +137,11 @@ absl::Status SegmentStore::ReadAnew() {
   for (const Log& log : logs) {
     const uint16_t slot = AddLog(log);
     slots.push_back(slot);
-    absl::Status status = Replay(log, [&](const format::LogEntry& entry, uint64_t offset) {
+    absl::Status status = Replay(log, nullptr, [&](const format::LogEntryView& entry, uint64_t offset) {
       const auto found = seen.find(Key{entry.key});
       if (found != seen.end() && found->second.record.sequence >= entry.sequence) return true;
       if (entry.kind == format::EntryKind::kPut) {
-        seen[Key{entry.key}] = {RecordOf(entry, slot, offset), RecordPlace(entry.extents)};
+        seen[Key{entry.key}] = {RecordOf(entry, slot, offset), RecordPlace(entry.extents())};
       } else if (found != seen.end()) {
         seen.erase(found);
       }

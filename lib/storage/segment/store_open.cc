@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <functional>
 #include <utility>
 
 #include "lib/base/checked.h"
@@ -34,6 +35,13 @@ constexpr uint64_t kMinSlackBytes = 1u << 20;
 // checkpoint is written; and checkpoints, whose entries are a 500th and less of records of 64 KiB and more, two copies.
 constexpr uint64_t kJournalsKept = 2;
 constexpr uint64_t kLogShare = 256;
+
+// Entries that are taken into the table at one time, and how many of them before its turn the table is told of one: so
+// long takes memory that is far.
+constexpr size_t kApplyAtOnce = 64;
+constexpr size_t kPrefetchAhead = 8;
+
+absl::Status NoMemory() { return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for the table"); }
 
 bool IsData(std::string_view name) { return name.starts_with("data-") || name.starts_with("checkpoint-"); }
 
@@ -179,10 +187,7 @@ absl::Status SegmentStore::ReadTable() {
     // Beside a writer, journals may have gone since the folder was read. Those that are open stay readable.
     if (read_only_ && moved && attempt < kReadAttempts) continue;
     for (const Log& log : logs) {
-      const uint16_t slot = AddLog(log);
-      status = Replay(log, [&](const format::LogEntry& entry, uint64_t offset) { return Apply(entry, slot, offset); });
-      if (!status.ok()) return status;
-      followed_.slot = slot;
+      if (status = ReadLog(log); !status.ok()) return status;
     }
     break;
   }
@@ -274,22 +279,50 @@ absl::StatusOr<Log> SegmentStore::NewestCheckpoint() {
   return newest;
 }
 
-absl::Status SegmentStore::Replay(const Log& log,
-                                  absl::FunctionRef<bool(const format::LogEntry& entry, uint64_t offset)> apply) {
-  LogReader reader(directory_, log);
+// Into the table. A reader's view of a journal that is being written is no image: it may have been written to since.
+absl::Status SegmentStore::ReadLog(const Log& log) {
+  const uint16_t slot = AddLog(log);
+  const bool checkpoint = log->header.kind == format::LogKind::kCheckpoint;
+  const std::shared_ptr<LogImage> image = checkpoint || !read_only_ ? LogImage::Read(directory_, log) : nullptr;
+  {
+    base::MutexLock lock(mutex_);
+    if (images_.size() <= slot) images_.resize(size_t{slot} + 1);
+    images_[slot] = image;
+    if (checkpoint && image != nullptr && table_.end() == 0) {
+      table_.Reserve(std::min(log->header.entries, image->file_bytes() / format::kPutHeadBytes));
+    }
+  }
+  std::vector<ReadEntry> entries;
+  entries.reserve(kApplyAtOnce);
+  const auto apply = [&](const format::LogEntryView& entry, uint64_t offset) {
+    newest_sequence_ = std::max(newest_sequence_, entry.sequence);
+    entries.push_back({RecordTable::TagOf(Key{entry.key}), RecordOf(entry, slot, offset), RecordPlace(entry.extents()),
+                       entry.kind == format::EntryKind::kPut});
+    return entries.size() < kApplyAtOnce || Apply(&entries);
+  };
+  absl::Status status = Replay(log, image, apply);
+  if (status.ok() && !Apply(&entries)) status = NoMemory();
+  if (image != nullptr) image->Stop();
+  followed_.slot = slot;
+  return status;
+}
+
+absl::Status SegmentStore::Replay(const Log& log, const std::shared_ptr<LogImage>& image, ApplyEntry apply) {
+  LogReader reader(directory_, log, image);
   const format::LogHeader& header = log->header;
   const bool counted = header.kind == format::LogKind::kCheckpoint;
   uint64_t offset = format::kLogBodyOffset;
   uint64_t entries = 0;
   bool torn = false;
+  format::LogEntryView entry;
   while (!counted || entries < header.entries) {
-    uint64_t at = offset, bytes = 0;
-    absl::StatusOr<std::optional<format::LogEntry>> entry =
-        counted ? reader.ReadAt(offset, &bytes) : reader.Next(read_only_, &offset, &at, &torn);
-    if (!entry.ok()) return entry.status();
-    if (!entry->has_value()) break;
-    if (!apply(**entry, at)) return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for the table");
-    offset += bytes;
+    uint64_t at = offset;
+    const absl::StatusOr<bool> read =
+        counted ? reader.ReadAt(offset, &entry) : reader.Next(read_only_, &offset, &at, &torn, &entry);
+    if (!read.ok()) return read.status();
+    if (!*read) break;
+    if (!apply(entry, at)) return NoMemory();
+    if (counted) offset += entry.entry_bytes;
     ++entries;
   }
   torn = torn || (counted && entries < header.entries);
@@ -303,21 +336,28 @@ absl::Status SegmentStore::Replay(const Log& log,
   return absl::OkStatus();
 }
 
-// False: no memory.
-bool SegmentStore::Apply(const format::LogEntry& entry, uint16_t log, uint64_t offset) {
-  newest_sequence_ = std::max(newest_sequence_, entry.sequence);
+// Takes all of them. False: no memory.
+bool SegmentStore::Apply(std::vector<ReadEntry>* entries) {
   base::MutexLock lock(mutex_);
-  const std::optional<Id> old = table_.Find(Key{entry.key});
-  if (old.has_value()) {
-    if (table_.Get(*old).sequence >= entry.sequence) return true;
-    table_.Unlink(*old);
-    table_.Free(*old);
+  for (const ReadEntry& entry : *entries) table_.PrefetchBucket(entry.tag);
+  for (size_t i = 0; i < entries->size(); ++i) {
+    if (i + kPrefetchAhead < entries->size()) table_.PrefetchChain((*entries)[i + kPrefetchAhead].tag);
+    const ReadEntry& entry = (*entries)[i];
+    const std::optional<Id> old = table_.Find(entry.tag);
+    if (old.has_value()) {
+      if (table_.Get(*old).sequence >= entry.record.sequence) continue;
+      table_.Unlink(*old);
+      table_.Free(*old);
+    }
+    if (!entry.put) continue;
+    const std::span<const format::Extent> extents(entry.place.begin(), entry.place.size());
+    if (!table_.AddLogged(entry.tag, entry.record, extents).has_value()) return false;
   }
-  if (entry.kind == format::EntryKind::kRemove) return true;
-  return table_.Add(Key{entry.key}, RecordOf(entry, log, offset), entry.extents, {}).has_value();
+  entries->clear();
+  return true;
 }
 
-Record SegmentStore::RecordOf(const format::LogEntry& entry, uint16_t log, uint64_t offset) {
+Record SegmentStore::RecordOf(const format::LogEntryView& entry, uint16_t log, uint64_t offset) {
   Record record;
   record.sequence = entry.sequence;
   record.payload_bytes = entry.payload_bytes;
@@ -329,40 +369,49 @@ Record SegmentStore::RecordOf(const format::LogEntry& entry, uint16_t log, uint6
 }
 
 // Units of all records are taken; where two want the same, or a segment ends before, something was damaged, and the
-// later record is believed.
+// later record is believed. Only then does the order of claiming matter.
 absl::Status SegmentStore::ClaimAll() {
-  struct Claimant {
-    uint64_t sequence;
-    Id id;
-  };
-  std::vector<Claimant> claimants;
   std::vector<Id> misplaced;
   {
     base::MutexLock lock(mutex_);
-    claimants.reserve(table_.size());
+    std::vector<Id> ids;
+    ids.reserve(table_.size());
     for (Id id = 0; id < table_.end(); ++id) {
       const Record record = table_.Get(id);
-      if (record.linked) claimants.push_back({record.sequence, id});
+      if (!record.linked) continue;
+      ids.push_back(id);
+      used_bytes_ += StoredBytes(record.payload_bytes, record.meta_bytes);
     }
-    std::sort(claimants.begin(), claimants.end(),
-              [](const Claimant& a, const Claimant& b) { return a.sequence > b.sequence; });
-    for (const Claimant& claimant : claimants) {
-      const RecordPlace place = table_.PlaceOf(claimant.id);
-      size_t claimed = 0;
-      while (claimed < place.size() && data_->Claim(place[claimed])) ++claimed;
-      if (claimed == place.size()) {
-        const Record record = table_.Get(claimant.id);
-        used_bytes_ += StoredBytes(record.payload_bytes, record.meta_bytes);
-        continue;
-      }
-      for (size_t i = 0; i < claimed; ++i) data_->Free(place[i]);
-      misplaced.push_back(claimant.id);
+    misplaced = ClaimEach(ids);
+    if (!misplaced.empty()) {
+      data_->FreeAll();
+      std::ranges::sort(ids, std::greater<>(), [this](Id id) { return table_.Get(id).sequence; });
+      misplaced = ClaimEach(ids);
+    }
+    data_->EndClaims();
+    for (const Id id : misplaced) {
+      const Record record = table_.Get(id);
+      used_bytes_ -= StoredBytes(record.payload_bytes, record.meta_bytes);
     }
   }
   for (const Id id : misplaced) {
     if (absl::Status status = DropAtOpen(id); !status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+// In this order; those that could not claim theirs.
+std::vector<RecordTable::Id> SegmentStore::ClaimEach(std::span<const Id> ids) {
+  std::vector<Id> misplaced;
+  for (const Id id : ids) {
+    const RecordPlace place = table_.PlaceOf(id);
+    size_t claimed = 0;
+    while (claimed < place.size() && data_->Claim(place[claimed])) ++claimed;
+    if (claimed == place.size()) continue;
+    for (size_t i = 0; i < claimed; ++i) data_->Unclaim(place[i]);
+    misplaced.push_back(id);
+  }
+  return misplaced;
 }
 
 // The next flush writes the removal of its key, which its entry tells. Where that is damaged by now, there is nothing
@@ -377,12 +426,12 @@ absl::Status SegmentStore::DropAtOpen(Id id) {
     offset = record.log_offset;
   }
   LogReader reader(directory_, log);
-  uint64_t bytes = 0;
-  const absl::StatusOr<std::optional<format::LogEntry>> entry = reader.ReadAt(offset, &bytes);
-  if (!entry.ok()) return entry.status();
+  format::LogEntryView entry;
+  const absl::StatusOr<bool> read = reader.ReadAt(offset, &entry);
+  if (!read.ok()) return read.status();
   base::MutexLock lock(mutex_);
-  if (entry->has_value()) {
-    Change& change = changes_[Key{(*entry)->key}];
+  if (*read) {
+    Change& change = changes_[Key{entry.key}];
     change.durable = true;
     change.number = ++change_number_;
   }

@@ -104,6 +104,46 @@ TEST_CASE("R02: an open and a listing read the logs, and no payload") {
   }
 }
 
+TEST_CASE("R02: a long log is read once for an open and a listing, and in pieces where it cannot be read at once") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  // More than what is read without a thread.
+  constexpr uint64_t kRecords = 1200;
+  const auto meta_of = [](uint64_t i) { return std::string(4000, 'm') + std::to_string(i); };
+  {
+    const Store store = Open(root);
+    for (uint64_t i = 0; i < kRecords; ++i) REQUIRE(PutNow(*store, KeyOf(i), "", meta_of(i)).status.ok());
+    REQUIRE(store->Close(kForever).ok());
+  }
+  enum class Fault { kNone, kNeverDirect, kDirectRefusedLater, kReadFailsOnce };
+  const Fault fault = GENERATE(Fault::kNone, Fault::kNeverDirect, Fault::kDirectRefusedLater, Fault::kReadFailsOnce);
+  CAPTURE(fault);
+  ReadingOs os;
+  std::atomic<int> reads{0};
+  os.FailWhere(
+      [&](OsCall call, const char*) {
+        if (fault == Fault::kNeverDirect) return call == OsCall::kSetDirect;
+        // Of the superblock and of the header there are three.
+        return fault > Fault::kNeverDirect && call == OsCall::kRead && ++reads == 6;
+      },
+      fault == Fault::kReadFailsOnce ? EIO : EINVAL);
+  storage::SegmentOptions options = Options(root);
+  options.os = &os;
+  options.read_only = GENERATE(false, true);
+  const Store store = Open(options);
+  std::set<std::string> found;
+  uint64_t skipped = 0;
+  const auto visit = [&](const storage::RecordView& record) { found.emplace(base::AsText(record.meta)); };
+  REQUIRE(store->Visit(visit, &skipped).ok());
+  CHECK(skipped == 0);
+  REQUIRE(found.size() == kRecords);
+  for (uint64_t i = 0; i < kRecords; ++i) CHECK(found.contains(meta_of(i)));
+  const uint64_t log_bytes = kRecords * 4100;
+  if (fault == Fault::kNone && !options.read_only) CHECK(os.of_others() < log_bytes * 3 / 2);
+  // And from the file again.
+  CHECK(Listed(*store) == kRecords);
+}
+
 TEST_CASE("a directory has one writer, by whatever path, and readers beside it") {
   TempDir directory;
   const std::string root = directory / "store";

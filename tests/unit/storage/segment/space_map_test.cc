@@ -3,6 +3,7 @@
 #include "lib/storage/segment/space_map.h"
 
 #include <algorithm>
+#include <functional>
 #include <optional>
 #include <vector>
 
@@ -113,5 +114,36 @@ TEST_CASE("a space map answers as a plain array does") {
       taken.erase(taken.begin() + static_cast<ptrdiff_t>(which));
     }
     Compare(map, model, random);
+  }
+}
+
+TEST_CASE("a space map that is claimed in bulk is the one that was claimed piece by piece") {
+  base::SeededRandom random(7);
+  for (const uint32_t units : {1u, 64u, 700u, 5000u}) {
+    CAPTURE(units);
+    const auto there = static_cast<uint32_t>(1 + random.Below(units));
+    SpaceMap map(units);
+    Model model(units);
+    map.BeginBulk(there);
+    model.Set(0, there, true);
+    for (int step = 0; step < 200; ++step) {
+      const auto first = static_cast<uint32_t>(random.Below(units + 10));
+      const auto count = static_cast<uint32_t>(1 + random.Below(70));
+      const bool fits = first + count <= units &&
+                        std::all_of(model.free.begin() + first, model.free.begin() + first + count, std::identity());
+      CAPTURE(first, count);
+      REQUIRE(map.TakeInBulk(first, count) == fits);
+      if (fits) model.Set(first, count, false);
+      if (fits && step % 5 == 0) {
+        map.GiveInBulk(first, count);
+        model.Set(first, count, true);
+      }
+    }
+    map.EndBulk();
+    Compare(map, model, random);
+    map.BeginBulk(there);  // once more from the beginning
+    map.EndBulk();
+    CHECK(map.longest() == there);
+    CHECK(map.free_units() == there);
   }
 }
