@@ -49,6 +49,7 @@
 #include "lib/codec/slice_codec.h"
 #include "lib/engine/device.h"
 #include "lib/engine/events.h"
+#include "lib/engine/found_runs.h"
 #include "lib/engine/other_records.h"
 #include "lib/engine/saved_uses.h"
 #include "lib/engine/staging.h"
@@ -263,15 +264,21 @@ class Cache : public std::enable_shared_from_this<Cache> {
  private:
   explicit Cache(CacheOptions options);
 
+  struct Listed;
   absl::Status Recover();
+  void TakeListed(const storage::RecordView& record, Listed* listed);
   absl::Status RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
                                  std::set<format::NamespaceId>* later_lives);
-  void LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas);
-  void RecoverRuns(std::vector<format::RecordMeta> metas, const SavedUses& saved, std::vector<Removal>* removals);
-  void RecoverSnapshots(std::vector<format::RecordMeta> metas, const SavedUses& saved, std::vector<Removal>* removals);
+  bool LeaveAlone(const std::set<format::NamespaceId>& lives, const format::NamespaceId& life, uint64_t stored_bytes);
+  void RecoverRuns(const FoundRuns& runs, const std::set<format::NamespaceId>& later_lives, const SavedUses& saved,
+                   std::vector<Removal>* removals);
+  static void BeginBulk(const FoundRuns& runs, const std::vector<NameSpace*>& spaces);
+  static void PrefetchRun(const FoundRuns& runs, uint64_t i, const std::vector<NameSpace*>& spaces);
+  void RecoverSnapshots(std::vector<format::RecordMeta> metas, const std::set<format::NamespaceId>& later_lives,
+                        const SavedUses& saved, std::vector<Removal>* removals);
   absl::StatusOr<std::vector<std::byte>> ReadOnlySlice(const format::RecordMeta& meta, uint64_t most_bytes);
   absl::StatusOr<std::shared_ptr<NameSpace>> ReadNamespace(const format::RecordMeta& meta);
-  uint32_t RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes, uint64_t tick,
+  uint32_t RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundRun& run, uint64_t bytes, uint64_t tick,
                       const SavedUses& saved);
   absl::Status StartEpoch(uint64_t newest_sequence);
   void TrimToBounds();

@@ -18,10 +18,11 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// So many that a storage which reads its logs in pieces reads each piece about once.
-constexpr uint64_t kPageEntries = 4096;
 constexpr uint32_t kEpochShift = 32;  // sequence = epoch << 32 | counter: 4 Gi placements an open
 constexpr uint64_t kMaxNamespaceRecordBytes = 16u << 20;
+// Blocks before its turn that the index is told of one: its bucket first, then the chain that hangs on it.
+constexpr uint64_t kBucketAhead = 16;
+constexpr uint64_t kChainAhead = 8;
 
 // Of writing, in which they mostly come; each once, since a storage may list a record more than once.
 void PutInOrder(std::vector<format::RecordMeta>* metas) {
@@ -33,61 +34,69 @@ void PutInOrder(std::vector<format::RecordMeta>* metas) {
 
 }  // namespace
 
-absl::Status Cache::Recover() {
-  std::vector<format::RecordMeta> spaces, runs, snapshots, uses;
+// What a storage has listed, by kind.
+struct Cache::Listed {
+  std::vector<format::RecordMeta> spaces, snapshots, uses;
+  FoundRuns runs;
   uint64_t newest_sequence = 0;
   absl::flat_hash_set<storage::Key> seen;  // of the few; the many are looked through once they are in order
-  if (absl::Status status = FollowMarks(); !status.ok()) return status;
-  storage::ListPage page;
-  page.done = follows_ && options_.read_only;  // then everything is another's
-  for (storage::Cursor cursor; !page.done; cursor = page.next) {
-    if (absl::Status status = options_.storage->List(cursor, kPageEntries, &page); !status.ok()) return status;
-    stats_.skipped_corrupt += page.skipped;
-    for (const storage::ListEntry& entry : page.entries) {
-      absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.meta);
-      const bool ours =
-          meta.ok() && meta->payload_bytes == entry.payload_bytes && KeyOfRecord(meta->identity) == entry.key;
-      const bool many = ours && (meta->identity.kind == format::RecordKind::kBlock ||
-                                 meta->identity.kind == format::RecordKind::kSnapshot);
-      if (!many && !seen.insert(entry.key).second) continue;
-      if (!ours) {
-        const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
-        (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
-        other_bytes_ += entry.stored_bytes;  // it stays where it is, and takes its place
-        stats_.bytes_in += entry.stored_bytes;
-        continue;
-      }
-      newest_sequence = std::max(newest_sequence, meta->identity.sequence);
-      switch (meta->identity.kind) {
-        case format::RecordKind::kBlock: runs.push_back(*std::move(meta)); break;
-        case format::RecordKind::kSnapshot: snapshots.push_back(*std::move(meta)); break;
-        case format::RecordKind::kNamespace: spaces.push_back(*meta); break;
-        case format::RecordKind::kUses: uses.push_back(*meta); break;
-        case format::RecordKind::kStore:
-          // The store's own record: its position is the last epoch.
-          newest_sequence =
-              std::max(newest_sequence, std::min<uint64_t>(meta->identity.position, UINT32_MAX) << kEpochShift);
-          other_bytes_ += entry.stored_bytes;
-          store_record_bytes_ = entry.stored_bytes;
-          stats_.bytes_in += entry.stored_bytes;
-          break;
-      }
-    }
+  bool no_memory = false;
+};
+
+void Cache::TakeListed(const storage::RecordView& record, Listed* listed) {
+  absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(record.meta);
+  const bool ours =
+      meta.ok() && meta->payload_bytes == record.payload_bytes && KeyOfRecord(meta->identity) == record.key;
+  const bool many = ours && (meta->identity.kind == format::RecordKind::kBlock ||
+                             meta->identity.kind == format::RecordKind::kSnapshot);
+  if (!many && !listed->seen.insert(record.key).second) return;
+  if (!ours) {
+    const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
+    (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
+    other_bytes_ += record.stored_bytes;  // it stays where it is, and takes its place
+    stats_.bytes_in += record.stored_bytes;
+    return;
   }
-  PutInOrder(&runs);
-  PutInOrder(&snapshots);
+  listed->newest_sequence = std::max(listed->newest_sequence, meta->identity.sequence);
+  switch (meta->identity.kind) {
+    case format::RecordKind::kBlock: listed->no_memory |= !listed->runs.Add(*meta); break;
+    case format::RecordKind::kSnapshot: listed->snapshots.push_back(*std::move(meta)); break;
+    case format::RecordKind::kNamespace: listed->spaces.push_back(*meta); break;
+    case format::RecordKind::kUses: listed->uses.push_back(*meta); break;
+    case format::RecordKind::kStore:
+      // The store's own record: its position is the last epoch.
+      listed->newest_sequence = std::max(listed->newest_sequence,
+                                         std::min<uint64_t>(meta->identity.position, UINT32_MAX) << kEpochShift);
+      other_bytes_ += record.stored_bytes;
+      store_record_bytes_ = record.stored_bytes;
+      stats_.bytes_in += record.stored_bytes;
+      break;
+  }
+}
+
+absl::Status Cache::Recover() {
+  if (absl::Status status = FollowMarks(); !status.ok()) return status;
+  Listed listed;
+  const bool all_are_others = follows_ && options_.read_only;
+  if (!all_are_others) {
+    uint64_t skipped = 0;
+    const auto take = [&](const storage::RecordView& record) { TakeListed(record, &listed); };
+    if (absl::Status status = options_.storage->Visit(take, &skipped); !status.ok()) return status;
+    stats_.skipped_corrupt += skipped;
+  }
+  if (listed.no_memory) return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for what is listed");
+  listed.runs.PutInOrder();
+  PutInOrder(&listed.snapshots);
   std::set<format::NamespaceId> later_lives;
-  if (absl::Status status = RecoverNamespaces(spaces, &later_lives); !status.ok()) return status;
+  if (absl::Status status = RecoverNamespaces(listed.spaces, &later_lives); !status.ok()) return status;
   if (absl::Status status = FollowToEnd(); !status.ok()) return status;
-  LeaveAlone(later_lives, &runs);
-  LeaveAlone(later_lives, &snapshots);
   std::vector<Removal> removals;
   SavedUses saved;
-  if (absl::Status status = ReadUses(std::move(uses), &saved); !status.ok()) return status;
+  if (absl::Status status = ReadUses(std::move(listed.uses), &saved); !status.ok()) return status;
   {
     base::MutexLock lock(mutex_);
-    RecoverRuns(std::move(runs), saved, &removals);
-    RecoverSnapshots(std::move(snapshots), saved, &removals);
+    RecoverRuns(listed.runs, later_lives, saved, &removals);
+    RecoverSnapshots(std::move(listed.snapshots), later_lives, saved, &removals);
     saved_tick_ = tick_;
   }
   if (options_.read_only) {
@@ -97,7 +106,7 @@ absl::Status Cache::Recover() {
   RunRemovals(removals);
   // Trimmed first, so that a storage that is full to its own limit has room for the epoch's record.
   if (absl::Status status = Trim(options_.capacity_bytes).status(); !status.ok()) return status;
-  if (absl::Status status = StartEpoch(newest_sequence); !status.ok()) return status;
+  if (absl::Status status = StartEpoch(listed.newest_sequence); !status.ok()) return status;
   TrimToBounds();
   return Trim(PercentOfCapacity(options_.high_percent)).status();
 }
@@ -117,16 +126,13 @@ void Cache::TrimToBounds() {
 }
 
 // Records of namespaces that only a later version can read are its own: they stay, and take their place.
-void Cache::LeaveAlone(const std::set<format::NamespaceId>& lives, std::vector<format::RecordMeta>* metas) {
-  const auto theirs = [&](const format::RecordMeta& meta) {
-    if (!lives.contains(meta.identity.name_space)) return false;
-    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
-    other_bytes_ += bytes;
-    stats_.bytes_in += bytes;
-    stats_.skipped_too_new += 1;
-    return true;
-  };
-  std::erase_if(*metas, theirs);
+bool Cache::LeaveAlone(const std::set<format::NamespaceId>& lives, const format::NamespaceId& life,
+                       uint64_t stored_bytes) {
+  if (!lives.contains(life)) return false;
+  other_bytes_ += stored_bytes;
+  stats_.bytes_in += stored_bytes;
+  stats_.skipped_too_new += 1;
+  return true;
 }
 
 absl::Status Cache::RecoverNamespaces(const std::vector<format::RecordMeta>& metas,
@@ -187,81 +193,99 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::ReadNamespace(const format::Re
   return space;
 }
 
-void Cache::RecoverRuns(std::vector<format::RecordMeta> metas, const SavedUses& saved,
-                        std::vector<Removal>* removals) {
-  std::map<format::NamespaceId, NameSpace*> by_life;
-  for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
-  tick_ = saved.tick() + metas.size();
-  // Parents before children: a block's position is larger than its parent's, and the parent's than its run's.
-  std::vector<std::pair<uint64_t, size_t>> by_position;
-  by_position.reserve(metas.size());
-  for (size_t i = 0; i < metas.size(); ++i) by_position.emplace_back(metas[i].identity.position, i);
-  std::ranges::sort(by_position);
-  absl::flat_hash_map<storage::Key, const format::RecordIdentity*> by_key;
-  if (std::ranges::any_of(metas, [](const format::RecordMeta& meta) { return !meta.more.empty(); })) {
-    by_key.reserve(metas.size());
-    for (const format::RecordMeta& meta : metas) by_key.emplace(KeyOfRecord(meta.identity), &meta.identity);
-  }
-  // How much of a run is its own: what is evicted of it may have been stored anew, as the beginning of a newer one.
-  const auto own_blocks = [&](const format::RecordMeta& meta) {
-    uint32_t own = 1;
-    for (const base::BlockDigest& key : meta.more) {
-      const auto newer = by_key.find({format::MakeRecordKey(format::RecordKind::kBlock, key)});
-      if (newer != by_key.end() && newer->second->sequence > meta.identity.sequence &&
-          newer->second->name_space == meta.identity.name_space) {
-        break;
-      }
-      ++own;
+void Cache::RecoverRuns(const FoundRuns& runs, const std::set<format::NamespaceId>& later_lives,
+                        const SavedUses& saved, std::vector<Removal>* removals) {
+  std::vector<NameSpace*> spaces(runs.lives().size());  // by the number of the life; null of one that has ended
+  for (size_t i = 0; i < spaces.size(); ++i) {
+    for (const auto& [root, space] : namespaces_) {
+      if (space->life == runs.lives()[i]) spaces[i] = space.get();
     }
-    return own;
+  }
+  tick_ = saved.tick() + runs.size();
+  BeginBulk(runs, spaces);
+  const auto bytes_of = [this](const FoundRun& run) {
+    return options_.storage->StoredBytes(run.payload_bytes, format::MetaBytes(run.blocks));
   };
-  for (const auto& [position, i] : by_position) {
-    const format::RecordMeta& meta = metas[i];
-    const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
+  const auto recover = [&](uint64_t i) {
+    const FoundRun& run = runs[i];
+    NameSpace* const space = spaces[run.life];
+    const uint32_t taken =
+        space == nullptr ? 0 : RecoverRun(*space, runs, run, bytes_of(run), saved.tick() + i + 1, saved);
+    stats_.recovered_blocks += taken;
+    return taken > 0;
+  };
+  std::vector<uint64_t> early;  // before their parents, if these are there at all
+  for (uint64_t i = 0; i < runs.size(); ++i) {
+    PrefetchRun(runs, i, spaces);
+    const FoundRun& run = runs[i];
+    const uint64_t bytes = bytes_of(run);
+    if (spaces[run.life] == nullptr && LeaveAlone(later_lives, runs.lives()[run.life], bytes)) continue;
     stats_.bytes_in += bytes;
     row_bytes_ += bytes;
-    const uint64_t tick = saved.tick() + i + 1;
-    const auto space = by_life.find(meta.identity.name_space);
-    const uint32_t taken =
-        space == by_life.end() ? 0 : RecoverRun(*space->second, meta, own_blocks(meta), bytes, tick, saved);
-    stats_.recovered_blocks += taken;
-    if (taken > 0) continue;
+    if (!recover(i)) early.push_back(i);
+  }
+  // Parents before children: a block's position is larger than its parent's, and the parent's than its run's.
+  std::ranges::stable_sort(early, {}, [&](uint64_t i) { return runs[i].position; });
+  for (const uint64_t i : early) {
+    if (recover(i)) continue;
     stats_.skipped_orphans += 1;
-    CountRemoval(RecordClass::kRows, KeyOfRecord(meta.identity), bytes, removals);
+    const storage::Key key{format::MakeRecordKey(format::RecordKind::kBlock, runs[i].key)};
+    CountRemoval(RecordClass::kRows, key, bytes_of(runs[i]), removals);
+  }
+  for (NameSpace* const space : spaces) {
+    if (space != nullptr) space->trie.EndBulk();
   }
 }
 
-// The first `most` blocks, as far as the index takes them; how many that was.
-uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uint32_t most, uint64_t bytes,
-                           uint64_t tick, const SavedUses& saved) {
-  const format::RecordIdentity& identity = meta.identity;
+void Cache::BeginBulk(const FoundRuns& runs, const std::vector<NameSpace*>& spaces) {
+  std::vector<uint64_t> blocks(spaces.size());
+  for (uint64_t i = 0; i < runs.size(); ++i) blocks[runs[i].life] += runs[i].blocks;
+  for (size_t life = 0; life < spaces.size(); ++life) {
+    if (spaces[life] != nullptr) spaces[life]->trie.BeginBulk(blocks[life]);
+  }
+}
+
+// What the runs behind number `i` will be looked for with: of those of one block, of which there are many.
+void Cache::PrefetchRun(const FoundRuns& runs, uint64_t i, const std::vector<NameSpace*>& spaces) {
+  if (i + kBucketAhead >= runs.size()) return;
+  const FoundRun &far = runs[i + kBucketAhead], &near = runs[i + kChainAhead];
+  if (spaces[far.life] != nullptr) spaces[far.life]->trie.PrefetchBucket(far.key);
+  if (spaces[near.life] != nullptr) spaces[near.life]->trie.PrefetchChain(near.key);
+}
+
+// Its own blocks, as far as the index takes them; how many that was.
+uint32_t Cache::RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundRun& run, uint64_t bytes, uint64_t tick,
+                           const SavedUses& saved) {
   const uint64_t block_tokens = space.facts.block_tokens;
-  if (identity.position == 0 || identity.position % block_tokens != 0) return 0;
+  if (run.position == 0 || run.position % block_tokens != 0) return 0;
   trie::NodeRef parent = space.trie.root();
-  if (identity.position == block_tokens) {
-    if (identity.parent != space.trie.root_key()) return 0;
+  if (run.position == block_tokens) {
+    if (run.parent != space.trie.root_key()) return 0;
   } else {
-    const std::optional<trie::NodeRef> found = FindOrAdopt(space, identity.parent);
+    const std::optional<trie::NodeRef> found = FindOrAdopt(space, run.parent);
     if (!found.has_value()) return 0;
     parent = *found;
     const std::optional<trie::BlockInfo> info = space.trie.Get(parent);
-    if (!info.has_value() || space.BlockEnd(info->depth + uint64_t{1}) != identity.position) return 0;
+    if (!info.has_value() || space.BlockEnd(info->depth + uint64_t{1}) != run.position) return 0;
   }
-  const auto blocks = static_cast<uint32_t>(meta.blocks());
-  if (meta.coded) space.has_coded = true;
+  if (run.coded) space.has_coded = true;
+  const std::span<const base::BlockDigest> more = runs.More(run);
+  for (const base::BlockDigest& key : more) space.trie.PrefetchBucket(key);
+  const uint32_t blocks = run.blocks, most = runs.OwnBlocks(run);
   uint32_t taken = 0;
   for (; taken < most; ++taken) {
-    const base::BlockDigest& key = taken == 0 ? identity.key : meta.more[taken - 1];
+    if (taken + kChainAhead < more.size()) space.trie.PrefetchChain(more[taken + kChainAhead]);
+    const base::BlockDigest& key = taken == 0 ? run.key : more[taken - 1];
     trie::BlockWorth worth;
     uint32_t expires_at = 0;
-    if (const format::BlockUses* uses = saved.Block(identity.sequence, taken); uses != nullptr) {
+    if (const format::BlockUses* uses = saved.Block(run.sequence, taken); uses != nullptr) {
       worth = {static_cast<trie::Priority>(uses->priority), uses->frequency, uses->heat};
       expires_at = uses->expires_at;
-    } else if (saved.Block(identity.sequence, 0) != nullptr) {
+    } else if (saved.Block(run.sequence, 0) != nullptr) {
       worth.heat = 0;  // it had been evicted, and came back with its run
     }
-    const auto inserted = space.trie.Insert(parent, key, identity.sequence, taken == 0 ? bytes : 0, tick, expires_at,
-                                            worth, {taken, blocks});
+    const auto inserted =
+        space.trie.Insert(parent, key, run.sequence, taken == 0 ? bytes : 0, tick, expires_at, worth, {taken, blocks});
     if (!inserted.ok() || !inserted->inserted) break;
     parent = inserted->node;
   }
@@ -269,12 +293,13 @@ uint32_t Cache::RecoverRun(NameSpace& space, const format::RecordMeta& meta, uin
   return taken;
 }
 
-void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, const SavedUses& saved,
-                             std::vector<Removal>* removals) {
+void Cache::RecoverSnapshots(std::vector<format::RecordMeta> metas, const std::set<format::NamespaceId>& later_lives,
+                             const SavedUses& saved, std::vector<Removal>* removals) {
   std::map<format::NamespaceId, NameSpace*> by_life;
   for (const auto& [root, space] : namespaces_) by_life.emplace(space->life, space.get());
   for (const format::RecordMeta& meta : metas) {
     const uint64_t bytes = options_.storage->StoredBytes(meta.payload_bytes, format::MetaBytes(meta.blocks()));
+    if (LeaveAlone(later_lives, meta.identity.name_space, bytes)) continue;
     stats_.bytes_in += bytes;
     snapshot_bytes_ += bytes;
     const auto space = by_life.find(meta.identity.name_space);

@@ -195,11 +195,20 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
   LinkChild(parent.index, index);
   HeapUpdate(index);
   hash_.Insert(index, live_count_);  // last: from here on it is found
+  if (in_bulk_) return InsertResult{RefOf(index), true};
   // I3. Ancestors are at least as warm as their descendants, so the first warm one ends the walk.
   for (uint32_t i = parent.index; i != kNone && nodes_[i].heat < node.heat; i = nodes_[i].up()) {
     nodes_[i].heat = node.heat;
   }
   return InsertResult{RefOf(index), true};
+}
+
+void Trie::BeginBulk(uint64_t blocks) {
+  if (!EnsureRoot() || node_count_ != 1) return;
+  blocks = std::min(blocks, options_.max_blocks);
+  in_bulk_ = true;
+  static_cast<void>(nodes_.Reserve(blocks + 1));
+  hash_.Reserve(blocks);
 }
 
 uint32_t Trie::FindIndex(const BlockKey& key) const {

@@ -204,6 +204,15 @@ class Trie {
                                       uint64_t tick, uint32_t expires_at = 0, const BlockWorth& worth = {},
                                       const RunPlace& run = {});
 
+  // For an empty trie that is about to get many blocks, as an index is built anew: makes room for `blocks`, as far as
+  // memory allows, and keeps no order of eviction (I3, I6) until EndBulk. In between blocks are inserted and found, and
+  // nothing else.
+  void BeginBulk(uint64_t blocks);
+  void EndBulk();
+  // Brings nearer what an insert or find of `key` will look at: first the bucket, and some other keys later its chain.
+  void PrefetchBucket(const BlockKey& key) const { hash_.PrefetchBucket(key.digest.lo); }
+  void PrefetchChain(const BlockKey& key) const { hash_.PrefetchChain(key.digest.lo); }
+
   // The live block with this key; expiry is not looked at.
   std::optional<NodeRef> Find(const BlockKey& key) const;
 
@@ -338,6 +347,7 @@ class Trie {
     uint64_t HashOf(uint32_t index) const { return (*nodes)[index].digest_lo.Get(); }  // uniform: it is a digest
     uint32_t NextOf(uint32_t index) const { return (*nodes)[index].hash_next.Get(); }
     void SetNext(uint32_t index, uint32_t next) const { (*nodes)[index].hash_next.Set(next); }
+    void Prefetch(uint32_t index) const { __builtin_prefetch(&(*nodes)[index]); }
     base::ChunkedArray<Node, 6>* nodes;
   };
 
@@ -386,6 +396,7 @@ class Trie {
   uint32_t heap_size_ = 0;
   uint64_t leaf_count_ = 0;  // live blocks without children: as many as the heap ever holds
   uint32_t free_head_ = kNone;
+  bool in_bulk_ = false;
   uint64_t sweep_cursor_ = 1;
   uint32_t next_expiry_ = 0;   // I9; 0: never
   uint32_t round_expiry_ = 0;  // the same, of what this round of the sweep has left

@@ -474,3 +474,44 @@ TEST_CASE("keys are computed in order and once, whatever is asked") {
   CHECK(keys.At(4) == fifth);
   CHECK(calls == 5);
 }
+
+TEST_CASE("a trie that was built in bulk is the one that was built block by block") {
+  constexpr int32_t kChains = 60;
+  Trie singly{TestRoot()}, bulk{TestRoot()};
+  bulk.BeginBulk(kChains * 4);  // fewer than there will be
+  for (Trie* const trie : {&singly, &bulk}) {
+    uint64_t sequence = 0;
+    for (int32_t chain = 0; chain < kChains; ++chain) {
+      NodeRef node = trie->root();
+      BlockKey key = TestRoot();
+      for (int32_t i = 0; i < 1 + chain % 9; ++i) {
+        // Chains share their beginnings; ticks go up and down.
+        key = ChildKey(key, i < 3 ? i : 100 * chain + i);
+        ++sequence;
+        const auto added = trie->Insert(node, key, sequence, 10, 1 + sequence * 7919 % 101);
+        REQUIRE(added.ok());
+        CHECK(trie->Find(key) == added->node);
+        node = added->node;
+      }
+    }
+  }
+  CHECK_FALSE(bulk.ColdestLeaf().has_value());
+  bulk.EndBulk();
+  REQUIRE(bulk.Validate().ok());
+  CHECK(bulk.block_count() == singly.block_count());
+  CHECK(bulk.bytes() == singly.bytes());
+  // The same order of eviction, to the last one.
+  while (const std::optional<NodeRef> coldest = singly.ColdestLeaf()) {
+    const auto other = bulk.ColdestLeaf();
+    REQUIRE(other.has_value());
+    REQUIRE(bulk.Get(*other)->key == singly.Get(*coldest)->key);
+    REQUIRE(bulk.Get(*other)->heat == singly.Get(*coldest)->heat);
+    REQUIRE(singly.Remove(*coldest).ok());
+    REQUIRE(bulk.Remove(*other).ok());
+  }
+  CHECK(bulk.block_count() == 0);
+  // Not for one that has had blocks.
+  bulk.BeginBulk(10);
+  REQUIRE(bulk.Insert(bulk.root(), ChildKey(TestRoot(), 1), 1000, 10, 5).ok());
+  CHECK(bulk.ColdestLeaf().has_value());
+}
