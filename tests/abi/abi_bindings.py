@@ -23,7 +23,12 @@ def chosen(entries):
 
 
 def chosen_constants(data):
-    return {name: value for name, value in data["constants"].items() if not name.startswith("KVSTRATA_KERNELS_")}
+    others = ("KVSTRATA_KERNELS_", "KVSTRATA_CUDA_")
+    return {name: value for name, value in data["constants"].items() if not name.startswith(others)}
+
+
+def chosen_handles(data):
+    return [name for name in data["handles"] if not name.startswith("kvstrata_cuda_")]
 
 
 def wrapped(words, first, indent, end=""):
@@ -165,7 +170,7 @@ def rust_text(data):
     for name, value in chosen_constants(data).items():
         status = name == "KVSTRATA_OK" or name.startswith("KVSTRATA_E_")
         out.append(f"pub const {name}: {'kvstrata_status' if status else 'i32'} = {value};")
-    for name in data["handles"]:
+    for name in chosen_handles(data):
         if name != "kvstrata_kernels":
             out += ["", "#[repr(C)]", f"pub struct {name} {{", "    _opaque: [u8; 0],", "}"]
     out.append("")

@@ -19,7 +19,9 @@ import tempfile
 
 import abi_bindings
 
+# Of libkvstrata, and of libkvstrata_cuda, whose header includes them.
 HEADERS = ("version.h", "c_api.h", "kernels.h")
+CUDA_HEADERS = ("cuda.h",)
 DATA = "capi/abi/abi.json"
 STRUCT = re.compile(r"(?:typedef )?struct (kvstrata_\w+) \{([^{}]*)\} ?(kvstrata_\w+)?;")
 CALLBACK = re.compile(r"typedef ([\w ]+?) ?\(\*(kvstrata_\w+)\)\(([^()]*)\);")
@@ -79,9 +81,9 @@ def parse_members(body, where):
     return out
 
 
-def parse(root):
+def parse(root, headers):
     data = {"constants": {}, "structs": {}, "handles": [], "callbacks": {}, "functions": {}}
-    for header in HEADERS:
+    for header in headers:
         text, defines = plain_text(root, header)
         for name, value in defines.items():
             data["constants"][name] = int(value)
@@ -100,8 +102,8 @@ def parse(root):
     return data
 
 
-def probe_source(data):
-    lines = [f'#include "kvstrata/{header}"' for header in HEADERS]
+def probe_source(data, headers):
+    lines = [f'#include "kvstrata/{header}"' for header in headers]
     lines += ["#include <stdio.h>", "#define VALUE(x) printf(\"%lld\\n\", (long long)(x))",
               "int main(void) {"]
     for name in data["constants"]:
@@ -114,12 +116,13 @@ def probe_source(data):
     return "\n".join(lines + ["  return 0;", "}"]) + "\n"
 
 
-def measure(root, compiler, data):
-    """Fills in what the compiler says."""
+def measure(root, compiler, headers):
+    """What the headers declare, with what the compiler says of it."""
+    data = parse(root, headers)
     with tempfile.TemporaryDirectory() as folder:
         source, program = os.path.join(folder, "probe.c"), os.path.join(folder, "probe")
         with open(source, "w", encoding="utf-8") as stream:
-            stream.write(probe_source(data))
+            stream.write(probe_source(data, headers))
         subprocess.run([compiler, "-std=c99", "-I", os.path.join(root, "include"), source, "-o", program], check=True)
         answers = subprocess.run([program], check=True, capture_output=True, text=True).stdout.split()
     numbers = iter(int(answer) for answer in answers)
@@ -131,6 +134,7 @@ def measure(root, compiler, data):
             member["offset"], member["size"] = next(numbers), next(numbers)
     if next(numbers, None) is not None:
         raise SystemExit("the probe gave more numbers than were asked for")
+    return data
 
 
 def check_gaps(data):
@@ -173,8 +177,7 @@ def main():
     parser.add_argument("--write", action="store_true")
     arguments = parser.parse_args()
 
-    data = parse(arguments.root)
-    measure(arguments.root, arguments.cc, data)
+    data = measure(arguments.root, arguments.cc, HEADERS + CUDA_HEADERS)
     problems = check_gaps(data)
     expected = {DATA: as_text(data)}
     expected.update(abi_bindings.generate(data))

@@ -6,9 +6,11 @@ types and functions out of the library's debug information, and baseline-N.const
 a library. abidiff compares. What may come on top (CONTRIBUTING.md, ABI.md) is taken away before: it knows no size-first
 structs, and its own suppressions would hide a changed member beside an added one.
 
-usage: baseline.py ROOT --library LIB --cc CC           compares; prints what has come on top
-       baseline.py ROOT --library LIB --cc CC --write   renews the baseline. From ABI 1 on only by additions
+usage: baseline.py ROOT --library LIB --cc CC [--cuda]           compares; prints what has come on top
+       baseline.py ROOT --library LIB --cc CC [--cuda] --write   renews the baseline. From ABI 1 on only by additions
        baseline.py ROOT --cc CC --cxx CXX --self-test   planted changes: those that break must be found, and no others
+
+--cuda: LIB is libkvstrata_cuda, whose baseline is baseline-N-cuda.*; the number is that of libkvstrata.
 
 Exits with 77 where abigail-tools is not installed.
 """
@@ -98,10 +100,9 @@ def compare_constants(old, new):
     return problems, [name for name in new if name not in old]
 
 
-def constants_of(root, compiler):
-    data = abi_data.parse(root)
-    abi_data.measure(root, compiler, data)
-    number = data["constants"]["KVSTRATA_ABI_VERSION"]
+def constants_of(root, compiler, cuda=False):
+    number = abi_data.measure(root, compiler, abi_data.HEADERS)["constants"]["KVSTRATA_ABI_VERSION"]
+    data = abi_data.measure(root, compiler, abi_data.CUDA_HEADERS if cuda else abi_data.HEADERS)
     return number, {name: value for name, value in data["constants"].items() if not VERSIONS.fullmatch(name)}
 
 
@@ -110,11 +111,11 @@ def read_constants(path):
         return {name: int(value) for name, value in (line.split() for line in stream)}
 
 
-def check(root, library, compiler, write):
-    number, constants = constants_of(root, compiler)
+def check(root, library, compiler, cuda, write):
+    number, constants = constants_of(root, compiler, cuda)
     text = describe(library, os.path.join(root, "include"))
-    types_path = os.path.join(root, f"capi/abi/baseline-{number}.abi")
-    constants_path = os.path.join(root, f"capi/abi/baseline-{number}.constants")
+    stem = os.path.join(root, f"capi/abi/baseline-{number}" + ("-cuda" if cuda else ""))
+    types_path, constants_path = stem + ".abi", stem + ".constants"
     problems, additions = [], []
     if os.path.exists(types_path):
         with open(types_path, encoding="utf-8") as stream:
@@ -232,6 +233,7 @@ def main():
     parser.add_argument("--library")
     parser.add_argument("--cc", required=True)
     parser.add_argument("--cxx")
+    parser.add_argument("--cuda", action="store_true")
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--self-test", action="store_true")
     arguments = parser.parse_args()
@@ -243,7 +245,7 @@ def main():
         problems = self_test((arguments.cc, arguments.cxx))
         what = f"{len(PLANTED)} planted changes"
     else:
-        problems, additions = check(arguments.root, arguments.library, arguments.cc, arguments.write)
+        problems, additions = check(arguments.root, arguments.library, arguments.cc, arguments.cuda, arguments.write)
         what = "on top of the baseline: " + (", ".join(additions) or "nothing")
     for problem in problems:
         print(problem)
