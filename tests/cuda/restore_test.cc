@@ -87,6 +87,11 @@ class GatedStore {
     const std::lock_guard lock(mutex_);
     return waiting_.size();
   }
+  // Asked for so far.
+  uint64_t gets() {
+    const std::lock_guard lock(mutex_);
+    return gets_;
+  }
 
  private:
   static const kvstrata_storage& Inner(void* ctx) { return static_cast<GatedStore*>(ctx)->inner_; }
@@ -98,6 +103,7 @@ class GatedStore {
       std::memcpy(&request, reinterpret_cast<const std::byte*>(requests) + i * stride, sizeof request);
       if (request.kind == KVSTRATA_STORAGE_GET) {
         const std::lock_guard lock(self.mutex_);
+        ++self.gets_;
         if (self.allowed_ == 0) {
           self.waiting_.push_back(request);
           continue;
@@ -114,6 +120,7 @@ class GatedStore {
   const kvstrata_storage inner_;
   std::mutex mutex_;
   uint64_t allowed_ = UINT64_MAX;
+  uint64_t gets_ = 0;
   std::deque<kvstrata_storage_request> waiting_;
 };
 
@@ -287,8 +294,7 @@ TEST_CASE("a restore takes few launches: not one for each block") {
   prefix.Start();
   REQUIRE(prefix.Wait().state == KVSTRATA_PLAN_COMPLETE);
   // Each stream of a read is one call, whatever pages its rows go to; few streams are cut by the end of a read.
-  const uint64_t calls =
-      prefix.device.model().launches() - launches + prefix.device.model().engine_copies() - copies;
+  const uint64_t calls = prefix.device.model().launches() - launches + prefix.device.model().engine_copies() - copies;
   CHECK(calls < 2 * kvstrata_plan_segment_count(prefix.plan.get()));
   CHECK(prefix.device.model().pinned_peak() <= uint64_t{24} << 20);
 }
@@ -314,7 +320,13 @@ TEST_CASE("a restore that is cancelled anywhere leaves nothing on the stream, wh
   Prefix prefix(67);
   prefix.Plan();
   kvstrata_plan_cancel(prefix.plan.get());  // before it was started
-  for (const uint64_t gets : {0, 1, 2, 5, 9}) {
+  const uint64_t before = prefix.store.gets();
+  prefix.CheckWhole();
+  const uint64_t whole = prefix.store.gets() - before;
+  CHECK(whole >= 4);
+  const uint64_t step = EnvironmentNumber("KVSTRATA_FAIL_STEP", 7);
+  for (uint64_t gets = 0; gets < whole; gets += gets < 6 ? 1 : step) {
+    CAPTURE(gets);
     prefix.store.Close();
     prefix.Plan();
     prefix.Start();
@@ -363,6 +375,27 @@ TEST_CASE("a device that hangs fails the restore in its time, and later ones go 
   CHECK(prefix.Stats().stuck_staging_bytes > 0);
   prefix.device.model().Hang(false);
   prefix.CheckWhole();
+}
+
+TEST_CASE("a restore that is cancelled while its rows are queued returns in its time, and the stream goes on") {
+  Prefix prefix(71);
+  for (const bool hangs : {false, true}) {
+    prefix.Plan();
+    prefix.device.model().Hang(true);
+    prefix.Start();
+    auto result = Sized<kvstrata_plan_result>();
+    while (prefix.device.model().pending() == 0) {
+      kvstrata_plan_wait_layers(prefix.plan.get(), 1, 1, &result, nullptr);
+    }
+    prefix.device.model().Hang(hangs);
+    kvstrata_plan_cancel(prefix.plan.get());
+    const kvstrata_plan_result ended = prefix.Wait();
+    CHECK((ended.state == KVSTRATA_PLAN_CANCELLED || (hangs && ended.state == KVSTRATA_PLAN_FAILED)));
+    CHECK(ended.quiesced == (hangs ? 0u : 1u));
+    prefix.device.model().Hang(false);
+    prefix.device.model().Drain();
+    prefix.CheckWhole();
+  }
 }
 
 TEST_CASE("little staging memory is enough, and pinned memory stays within it") {

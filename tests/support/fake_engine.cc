@@ -254,6 +254,11 @@ std::string FakeEngine::RunPlan(kvstrata_plan* plan, const kvstrata_match_info& 
   } else if (options.expect_faults && result->state == KVSTRATA_PLAN_FAILED) {
     if (result->status == KVSTRATA_OK) return "a failed plan without a status";
     result->usable_tokens = 0;
+    // What was promised may hold anything; all else is as it was.
+    for (size_t i = 0; i < memories_.size(); ++i) {
+      std::string fault = CheckStream(i, prompt, info, 0, UINT64_MAX);
+      if (!fault.empty()) return "a failed plan: " + fault;
+    }
     return "";
   } else if (result->state != KVSTRATA_PLAN_SHORTENED) {
     return Numbers("state", static_cast<uint64_t>(result->state), KVSTRATA_PLAN_COMPLETE);
