@@ -45,6 +45,11 @@ enum class Into { kFloats, kBf16, kPacked };
 
 struct Emit {
   static constexpr uint32_t kThreads = 128;
+  // Of 48 KiB; a wider row is worked on elsewhere.
+  static constexpr uint32_t kWidestShared = 2048;
+  static constexpr uint32_t kSharedBytesOfChannel = kThreads / kWarp * sizeof(float);
+  static constexpr uint32_t kMostSharedBytes = kWidestShared * kSharedBytesOfChannel;
+  static_assert(kMostSharedBytes <= kUnaskedSharedBytes);
 
   Rows pooled;
   uint64_t pooled_stride;
@@ -170,10 +175,6 @@ struct Emit {
   }
 };
 
-constexpr uint32_t kWarps = Emit::kThreads / kWarp;
-// Of the 48 KiB that every GPU gives a block without being asked.
-constexpr uint32_t kWidestShared = 2048;
-
 Emit MakeEmit(const kvstrata_emit_entries_args& a) {
   Emit kernel{};
   kernel.pooled = {const_cast<float*>(a.pooled), KVSTRATA_KERNELS_F32};
@@ -198,9 +199,9 @@ Emit MakeEmit(const kvstrata_emit_entries_args& a) {
 
 int32_t LaunchEmit(Emit kernel, void* stream) {
   uint32_t shared_bytes = 0;
-  if (kernel.width <= kWidestShared) {
+  if (kernel.width <= Emit::kWidestShared) {
     kernel.scratch = nullptr;
-    shared_bytes = kWarps * kernel.width * static_cast<uint32_t>(sizeof(float));
+    shared_bytes = kernel.width * Emit::kSharedBytesOfChannel;
   }
   return Launch(kernel, Grid::Over(kernel.rows * kWarp, kernel.kThreads, shared_bytes), stream);
 }

@@ -331,6 +331,10 @@ int32_t LaunchConvert(const kvstrata_convert_args* args, int32_t from, int32_t t
 // pass.
 struct Transform {
   static constexpr uint32_t kThreads = 256;
+  // Of 48 KiB; a wider row is transformed where it lies.
+  static constexpr uint32_t kWidestShared = 8192;
+  static constexpr uint32_t kMostSharedBytes = kWidestShared * sizeof(float);
+  static_assert(kMostSharedBytes <= kUnaskedSharedBytes);
 
   float* values;
   uint64_t rows;
@@ -364,9 +368,6 @@ struct Transform {
     }
   }
 };
-
-// Of the 48 KiB that every GPU gives a block without being asked; a wider row is transformed where it lies.
-constexpr uint32_t kWidestShared = 8192;
 
 }  // namespace
 
@@ -423,7 +424,7 @@ int32_t ConvertRoundBf16(const kvstrata_convert_args* args, void* stream) {
 int32_t Hadamard(const kvstrata_hadamard_args* args, void* stream) {
   kvstrata_hadamard_args a;
   if (const int32_t status = Prepare(args, a); status != kOk) return status;
-  const bool in_shared = a.width <= kWidestShared;
+  const bool in_shared = a.width <= Transform::kWidestShared;
   const Transform kernel{a.values,
                          a.rows,
                          a.value_stride,

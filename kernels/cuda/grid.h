@@ -9,6 +9,7 @@
 //
 //   struct Fill {
 //     static constexpr uint32_t kThreads = 256;  // of a block; a multiple of kWarp
+//     static constexpr uint32_t kMostSharedBytes = 64;  // that a launch may ask for; without it none
 //     float* values; uint64_t count;
 //     KVSTRATA_DEVICE void operator()(Thread& t) const {
 //       for (uint64_t i = t.first(); i < count; i += t.step()) values[i] = 1;
@@ -29,6 +30,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <typeinfo>
 
 #include "kernels/kernel_api.h"
 #include "kernels/reference/scalar.h"
@@ -54,11 +56,28 @@ struct Grid {
   // One thread for each of `count` pieces of work, up to a grid that fills any GPU several times over: kernels go round
   // with the grid's width. Never more than 2^31 - 1 blocks, the most that there can be.
   static Grid Over(uint64_t count, uint32_t threads, uint32_t shared_bytes = 0) {
+    return Blocks(count / threads + (count % threads != 0 ? 1 : 0), shared_bytes);
+  }
+  // One block for each, up to the same grid.
+  static Grid Blocks(uint64_t count, uint32_t shared_bytes) {
     constexpr uint64_t kMostBlocks = 1u << 16;
-    const uint64_t blocks = (count + threads - 1) / threads;
-    return {static_cast<uint32_t>(blocks < kMostBlocks ? blocks : kMostBlocks), shared_bytes};
+    return {static_cast<uint32_t>(count < kMostBlocks ? count : kMostBlocks), shared_bytes};
   }
 };
+
+// What every GPU gives a block without being asked, and what each one gives that a kernel here may be made for if it is
+// asked (compute capability 8.6; 8.0 gives 163 KiB, 9.0 and 10.0 give 227).
+inline constexpr uint32_t kUnaskedSharedBytes = 48u << 10;
+inline constexpr uint32_t kCommonSharedBytes = 99u << 10;
+
+template <typename Kernel>
+constexpr uint32_t MostSharedBytesOf() {
+  if constexpr (requires { Kernel::kMostSharedBytes; }) {
+    return Kernel::kMostSharedBytes;
+  } else {
+    return 0;
+  }
+}
 
 // 16 bytes that move as one where source and destination are aligned for it.
 struct alignas(16) Word16 {
@@ -136,13 +155,18 @@ class Thread {
                  : "r"(static_cast<uint32_t>(__cvta_generic_to_shared(row)))
                  : "memory");
   }
-  // Copies from global to shared memory while the thread goes on, both sides aligned to 16. They are dealt out in
-  // groups: CommitCopies ends one, AwaitCopies waits until at most kLeft of the thread's groups are under way.
-  __device__ void CopyAsync(Word16* shared, const void* global) const {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(static_cast<uint32_t>(__cvta_generic_to_shared(shared))),
-        "l"(global)
-        : "memory");
+  // Copies 16, 8 or 4 bytes from global to shared memory while the thread goes on, both sides aligned to as many.
+  // Copies are dealt out in groups: CommitCopies ends one, AwaitCopies waits until at most kLeft of the thread's groups
+  // are under way.
+  __device__ void CopyAsync(void* shared, const void* global, uint32_t bytes = sizeof(Word16)) const {
+    const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    if (bytes == 16) {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(global) : "memory");
+    } else if (bytes == 8) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8;" ::"r"(to), "l"(global) : "memory");
+    } else {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(global) : "memory");
+    }
   }
   __device__ void CommitCopies() const { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <uint32_t kLeft>
@@ -172,16 +196,29 @@ inline uint32_t MostSharedBytes() {
   return static_cast<uint32_t>(bytes);
 }
 
+// How many blocks that device works on at the same time at least.
+inline uint32_t Multiprocessors() {
+  int device = 0;
+  int count = 0;
+  if (cudaGetDevice(&device) != cudaSuccess) return 0;
+  if (cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) != cudaSuccess) return 0;
+  return static_cast<uint32_t>(count);
+}
+
 // Queues the kernel on `stream` (a cudaStream_t). No blocks: nothing happens. KVSTRATA_KERNELS_DEVICE where the driver
 // refuses: nothing was queued then.
 template <typename Kernel>
 int32_t Launch(const Kernel& kernel, const Grid& grid, void* stream) {
   if (grid.blocks == 0) return kOk;
-  constexpr uint32_t kUnasked = 48u << 10;
-  if (grid.shared_bytes > kUnasked &&
-      cudaFuncSetAttribute(RunKernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           static_cast<int>(grid.shared_bytes)) != cudaSuccess) {
-    return KVSTRATA_KERNELS_DEVICE;
+  constexpr uint32_t kMost = MostSharedBytesOf<Kernel>();
+  if constexpr (kMost > kUnaskedSharedBytes) {
+    // Always the same number, so that launches of several threads do not take each other's away.
+    const uint32_t given = MostSharedBytes();
+    const uint32_t asked = kMost < given ? kMost : given;
+    if (cudaFuncSetAttribute(RunKernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(asked)) !=
+        cudaSuccess) {
+      return KVSTRATA_KERNELS_DEVICE;
+    }
   }
   // Not by <<<>>>, which tells nothing: the thread's last error may be older than this launch, and the host's.
   void* arguments[] = {const_cast<Kernel*>(&kernel)};
@@ -205,7 +242,7 @@ class GridMachine {
   virtual const Words* Exchange(uint32_t thread, const Words& mine) = 0;
   virtual void* shared() = 0;
   virtual void Loads(uint64_t bytes) = 0;
-  virtual void CopyAsync(uint32_t thread, Word16* to, const void* from) = 0;
+  virtual void CopyAsync(uint32_t thread, void* to, const void* from, uint32_t bytes) = 0;
   virtual void CommitCopies(uint32_t thread) = 0;
   virtual void AwaitCopies(uint32_t thread, uint32_t left) = 0;
 
@@ -252,7 +289,9 @@ class Thread {
   }
   void LoadMatrices(const uint16_t* row, uint32_t (&pairs)[4]) const { Load<false>(row, pairs); }
   void LoadTransposed(const uint16_t* row, uint32_t (&pairs)[4]) const { Load<true>(row, pairs); }
-  void CopyAsync(Word16* shared, const void* global) const { machine_.CopyAsync(thread_, shared, global); }
+  void CopyAsync(void* shared, const void* global, uint32_t bytes = sizeof(Word16)) const {
+    machine_.CopyAsync(thread_, shared, global, bytes);
+  }
   void CommitCopies() const { machine_.CommitCopies(thread_); }
   template <uint32_t kLeft>
   void AwaitCopies() const {
@@ -315,18 +354,26 @@ inline void Thread::MultiplyAdd(const FragmentA& a, const FragmentB& b, Fragment
   }
 }
 
-// What the model's device gives a block: a test chooses.
+// What the model's device has: a test chooses.
 uint32_t MostSharedBytes();
+uint32_t Multiprocessors();
+
+// A kernel as the model runs it.
+struct ModelKernel {
+  const char* name;  // of its type, mangled
+  uint32_t threads;
+  uint32_t most_shared_bytes;
+  void (*body)(const void* kernel, Thread& thread);
+};
 
 // Runs the blocks of a grid on the model, one after the other, before it returns. Defined by the test's program.
-void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),
-                const void* kernel);
+void RunOnModel(const Grid& grid, const ModelKernel& kernel, const void* arguments);
 
 template <typename Kernel>
 int32_t Launch(const Kernel& kernel, const Grid& grid, void* /*stream*/) {
   if (grid.blocks == 0) return kOk;
   const auto body = [](const void* erased, Thread& thread) { (*static_cast<const Kernel*>(erased))(thread); };
-  RunOnModel(grid, Kernel::kThreads, body, &kernel);
+  RunOnModel(grid, {typeid(Kernel).name(), Kernel::kThreads, MostSharedBytesOf<Kernel>(), body}, &kernel);
   return kOk;
 }
 

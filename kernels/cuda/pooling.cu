@@ -118,7 +118,7 @@ template <uint32_t kGroups, uint32_t kKept>
 struct Pool {
   static constexpr uint32_t kThreads = 256;
   static constexpr uint32_t kChannels = kThreads / kGroups;
-  static constexpr uint32_t kSharedBytes = 3 * kThreads * sizeof(float);
+  static constexpr uint32_t kMostSharedBytes = 3 * kThreads * sizeof(float);
 
   Tokens tokens;
   uint64_t first_entry;
@@ -260,7 +260,7 @@ int32_t LaunchPool(const kvstrata_pool_args& a, bool overlap, void* stream) {
   const Pool<kGroups, kKept> kernel{Tokens(a), a.position / a.ratio, EmittedEntries(a),
                                     a.entries, a.entry_stride,       overlap};
   const uint64_t blocks = kernel.count * kernel.tiles();
-  return Launch(kernel, Grid::Over(blocks * kernel.kThreads, kernel.kThreads, kernel.kSharedBytes), stream);
+  return Launch(kernel, Grid::Over(blocks * kernel.kThreads, kernel.kThreads, kernel.kMostSharedBytes), stream);
 }
 
 }  // namespace

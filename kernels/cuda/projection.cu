@@ -17,7 +17,7 @@ struct Multiply {
   static constexpr uint32_t kThreads = kSide * kSide;
   static constexpr uint32_t kStep = 64;
   static constexpr uint32_t kStride = kStep + 1;  // neighbouring rows in different banks
-  static constexpr uint32_t kSharedBytes = 2 * kSide * kStride * sizeof(float);
+  static constexpr uint32_t kMostSharedBytes = 2 * kSide * kStride * sizeof(float);
 
   Rows x, weights;
   uint64_t x_stride, weight_stride;
@@ -74,7 +74,7 @@ struct Multiply {
 };
 
 // Strided rows of bf16 or fp32 into strided rows of fp32, which may be the same; rounded to bf16 if `round`.
-struct Convert {
+struct ConvertStrided {
   static constexpr uint32_t kThreads = 256;
 
   Rows from;
@@ -94,7 +94,7 @@ struct Convert {
   }
 };
 
-int32_t LaunchConvert(const Convert& kernel, void* stream) {
+int32_t LaunchConvertStrided(const ConvertStrided& kernel, void* stream) {
   return Launch(kernel, Grid::Over(kernel.rows * kernel.width, kernel.kThreads), stream);
 }
 
@@ -102,11 +102,11 @@ int32_t LaunchConvert(const Convert& kernel, void* stream) {
 
 int32_t WidenRows(const Bf16Rows& rows, float* to, void* stream) {
   const Rows from{const_cast<void*>(rows.data), KVSTRATA_KERNELS_BF16};
-  return LaunchConvert({from, rows.stride, to, rows.width, rows.rows, rows.width, false}, stream);
+  return LaunchConvertStrided({from, rows.stride, to, rows.width, rows.rows, rows.width, false}, stream);
 }
 
 int32_t RoundRows(float* values, uint64_t stride, uint64_t rows, uint64_t width, void* stream) {
-  return LaunchConvert({{values, KVSTRATA_KERNELS_F32}, stride, values, stride, rows, width, true}, stream);
+  return LaunchConvertStrided({{values, KVSTRATA_KERNELS_F32}, stride, values, stride, rows, width, true}, stream);
 }
 
 int32_t ProjectWorkspaceBytes(const kvstrata_project_args* args, uint64_t* out_bytes) {
@@ -131,7 +131,7 @@ int32_t Project(const kvstrata_project_args* args, void* stream) {
                         a.outputs,
                         (a.flags & KVSTRATA_KERNELS_PROJECT_ROUND_BF16) != 0};
   const uint64_t tiles = (a.tokens + kernel.kSide - 1) / kernel.kSide * ((a.outputs + kernel.kSide - 1) / kernel.kSide);
-  return Launch(kernel, Grid::Over(tiles * kernel.kThreads, kernel.kThreads, kernel.kSharedBytes), stream);
+  return Launch(kernel, Grid::Over(tiles * kernel.kThreads, kernel.kThreads, kernel.kMostSharedBytes), stream);
 }
 
 }  // namespace kvstrata::kernels::cuda

@@ -18,6 +18,7 @@ constexpr uint32_t kMostBlocks = 128;
 
 struct MoveRun {
   static constexpr uint32_t kThreads = 128;
+  static constexpr uint32_t kMostSharedBytes = sizeof(Run);
 
   const Run* runs;
   uint32_t count;
@@ -61,7 +62,7 @@ struct MoveRun {
 
 int32_t MoveRuns(const Run* runs, uint32_t count, void* stream) {
   const uint32_t blocks = count < kMostBlocks ? count : kMostBlocks;
-  return Launch(MoveRun{runs, count}, {blocks, sizeof(Run)}, stream);
+  return Launch(MoveRun{runs, count}, {blocks, MoveRun::kMostSharedBytes}, stream);
 }
 
 }  // namespace kvstrata::kernels::cuda

@@ -84,8 +84,8 @@ struct ScoreTensor {
   static constexpr uint32_t kPlaceElements = kHeads * kRow;
   // The entries are in registers before the first query comes where they were.
   static constexpr uint32_t kRowBytes = 2 * kPlaceElements * sizeof(uint16_t);
-  static constexpr uint32_t kSharedBytes = kRowBytes + 2 * kHeads * sizeof(float);
-  static_assert(kTile * kRow * sizeof(uint16_t) <= kRowBytes && kSharedBytes <= 48u << 10);
+  static constexpr uint32_t kMostSharedBytes = kRowBytes + 2 * kHeads * sizeof(float);
+  static_assert(kTile * kRow * sizeof(uint16_t) <= kRowBytes && kMostSharedBytes <= kUnaskedSharedBytes);
 
   Scores s;
   uint32_t query_word;  // the widest words that queries can be read in
@@ -280,7 +280,7 @@ int32_t IndexScores(const kvstrata_index_scores_args* args, void* stream) {
   const ScoreTensor tensor{scores};
   if (tensor.Fits()) {
     const uint64_t blocks = tensor.tiles() * tensor.groups();
-    return Launch(tensor, Grid::Over(blocks * tensor.kThreads, tensor.kThreads, tensor.kSharedBytes), stream);
+    return Launch(tensor, Grid::Over(blocks * tensor.kThreads, tensor.kThreads, tensor.kMostSharedBytes), stream);
   }
   return Launch(ScorePlain{scores}, Grid::Over(a.tokens * a.entries * kWarp, ScorePlain::kThreads), stream);
 }

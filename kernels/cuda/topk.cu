@@ -42,7 +42,7 @@ struct Select {
   static constexpr uint32_t kThreadDigits = kDigits / kThreads;
   static constexpr uint32_t kGroupThreads = 16;
   static constexpr uint32_t kGroups = kThreads / kGroupThreads;
-  static constexpr uint32_t kSharedBytes =
+  static constexpr uint32_t kMostSharedBytes =
       2 * kKeys * sizeof(uint64_t) + (kDigits + kThreads + kGroups + 4) * sizeof(uint32_t);
   // What StreamBest looks at before it asks whether there is room for more: half of what shared memory holds.
   static constexpr uint32_t kStreamInFlight = kKeys / kThreads / 2;
@@ -204,8 +204,7 @@ struct Select {
 
   // The best `room` of both, sorted, into `best`, which is sorted. Of two sorted lists the best are the better ones of
   // the pairs that one list forwards and the other backwards make.
-  KVSTRATA_DEVICE void TakeBest(const Thread& t, uint64_t* found, uint32_t count, uint64_t* best,
-                                uint32_t room) const {
+  KVSTRATA_DEVICE void TakeBest(const Thread& t, uint64_t* found, uint32_t count, uint64_t* best, uint32_t room) const {
     Sort(t, found, count);
     for (uint32_t i = t.thread(); i < count && i < room; i += kThreads) {
       uint64_t* const other = best + (room - 1 - i);
@@ -326,7 +325,7 @@ int32_t TopK(const kvstrata_topk_args* args, void* stream) {
                       a.index_stride,
                       chosen.capacity == 0 ? nullptr : reinterpret_cast<uint64_t*>(aligned),
                       chosen.capacity};
-  return Launch(kernel, {chosen.blocks, kernel.kSharedBytes}, stream);
+  return Launch(kernel, {chosen.blocks, kernel.kMostSharedBytes}, stream);
 }
 
 }  // namespace kvstrata::kernels::cuda

@@ -40,7 +40,7 @@ TEST_CASE("cuda: index_scores") { FuzzCuda("index_scores", FuzzIndexScores, 40);
 TEST_CASE("cuda: topk") { FuzzCuda("topk", FuzzTopK, 60); }
 TEST_CASE("cuda: attention") { FuzzCuda("attention", FuzzAttention, 30); }
 TEST_CASE("cuda: attention where queries do not fit into shared memory") {
-  kvstrata::test::SetMostSharedBytes(48u << 10);
+  kvstrata::test::SetMostSharedBytes(99u << 10);
   FuzzCuda("attention", FuzzAttention, 6);
   kvstrata::test::SetMostSharedBytes(227u << 10);
 }

@@ -14,11 +14,13 @@ namespace kvstrata::kernels::cuda {
 namespace {
 
 constexpr uint32_t kBlockThreads = 64;
+constexpr uint32_t kShared = 8u << 10;
 
 // Each thread takes its left neighbour's number, by way of shared memory.
 template <bool kBarrier>
 struct Shift {
   static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   uint32_t* out;
 
   KVSTRATA_DEVICE void operator()(Thread& t) const {
@@ -29,9 +31,27 @@ struct Shift {
   }
 };
 
+// Each thread takes what a thread of the other warp has written between two exchanges.
+template <bool kBarrier>
+struct CrossWarps {
+  static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
+  uint32_t* out;
+
+  KVSTRATA_DEVICE void operator()(Thread& t) const {
+    auto* shared = static_cast<uint32_t*>(t.shared());
+    t.SyncWarp();
+    shared[t.thread()] = t.thread();
+    t.SyncWarp();
+    if (kBarrier) t.Sync();
+    out[t.thread()] = shared[(t.thread() + kWarp) % kThreads];
+  }
+};
+
 // Each thread takes what its left neighbour has had copied, in two groups of which the first is `early`.
 struct CopyShift {
   static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   const Word16* in;
   Word16* out;
   bool awaits;
@@ -53,9 +73,22 @@ struct CopyShift {
   }
 };
 
+// Has 8 bytes copied to a place that is aligned for 4.
+struct CopyAskew {
+  static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
+  const Word16* in;
+  KVSTRATA_DEVICE void operator()(Thread& t) const {
+    t.CopyAsync(static_cast<uint32_t*>(t.shared()) + 2 * t.thread() + 1, in, 8);
+    t.CommitCopies();
+    t.AwaitCopies<0>();
+  }
+};
+
 // Ends before what it has had copied has come.
 struct CopyAndLeave {
   static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   const Word16* in;
   KVSTRATA_DEVICE void operator()(Thread& t) const {
     t.CopyAsync(static_cast<Word16*>(t.shared()) + t.thread(), in);
@@ -66,6 +99,7 @@ struct CopyAndLeave {
 // A product of 16 x 16 and 16 x 8 whole numbers, by fragments that are loaded as matrices.
 struct Product {
   static constexpr uint32_t kThreads = kWarp;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   const uint16_t* a;  // [16][16]
   const uint16_t* b;  // [16][8]: its fragment is of the transposed matrix
   float* c;           // [16][8]
@@ -88,6 +122,7 @@ struct Product {
 // Sums the warp's lanes; the last lane of the block's last warp may stay away.
 struct Sum {
   static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   uint64_t* out;
   bool last_stays_away;
 
@@ -102,6 +137,7 @@ struct Sum {
 // A barrier that only the even threads reach.
 struct HalfBarrier {
   static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   KVSTRATA_DEVICE void operator()(Thread& t) const {
     if (t.thread() % 2 == 0) t.Sync();
   }
@@ -115,6 +151,7 @@ struct Odd {
 // Reads shared memory that nobody has written.
 struct Unwritten {
   static constexpr uint32_t kThreads = kBlockThreads;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   uint32_t* out;
   KVSTRATA_DEVICE void operator()(Thread& t) const { out[t.thread()] = static_cast<uint32_t*>(t.shared())[t.thread()]; }
 };
@@ -122,6 +159,7 @@ struct Unwritten {
 // Every block adds to the same cell: which one comes last is not said.
 struct LastBlock {
   static constexpr uint32_t kThreads = kWarp;
+  static constexpr uint32_t kMostSharedBytes = kShared;
   uint32_t* out;
   KVSTRATA_DEVICE void operator()(Thread& t) const {
     if (t.thread() == 0) *out = t.block();
@@ -159,6 +197,20 @@ TEST_CASE("a missing barrier is found: the result is wrong, and another for anot
   CHECK(results.size() == 20);
 }
 
+TEST_CASE("warps that only meet within themselves do not wait for each other") {
+  uint64_t wrong = 0;
+  for (uint64_t seed = 0; seed < 20; ++seed) {
+    std::vector<uint32_t> right(kBlockThreads), out(kBlockThreads);
+    kvstrata::test::SeedGridModel(seed);
+    REQUIRE(Launch(CrossWarps<true>{right.data()}, {1, kBlockThreads * 4}, nullptr) == kOk);
+    REQUIRE(Launch(CrossWarps<false>{out.data()}, {1, kBlockThreads * 4}, nullptr) == kOk);
+    for (uint32_t i = 0; i < kBlockThreads; ++i) CHECK(right[i] == (i + kWarp) % kBlockThreads);
+    wrong += out != right ? 1 : 0;
+  }
+  CHECK(wrong == 20);
+  CHECK(kvstrata::test::TakeGridFaults().empty());
+}
+
 TEST_CASE("what was copied and awaited is there for the block") {
   std::vector<Word16> in(2 * kBlockThreads), out(kBlockThreads);
   for (uint32_t i = 0; i < in.size(); ++i) in[i].parts[0] = 1000 + i;
@@ -191,6 +243,14 @@ TEST_CASE("a copy that is not awaited before the barrier is found, and one that 
   const std::vector<std::string> faults = kvstrata::test::TakeGridFaults();
   REQUIRE(faults.size() == 1);
   CHECK(faults[0].find("copies under way") != std::string::npos);
+}
+
+TEST_CASE("a copy that is not aligned for its size is found") {
+  const std::vector<Word16> in(1);
+  REQUIRE(Launch(CopyAskew{in.data()}, {1, kBlockThreads * 16}, nullptr) == kOk);
+  const std::vector<std::string> faults = kvstrata::test::TakeGridFaults();
+  REQUIRE(faults.size() == 1);
+  CHECK(faults[0].find("copies 8 bytes that are not aligned") != std::string::npos);
 }
 
 TEST_CASE("matrices are loaded as the fragments of a product want them") {
@@ -248,6 +308,13 @@ TEST_CASE("more shared memory than there is is found") {
   uint32_t out[kBlockThreads];
   REQUIRE(Launch(Unwritten{out}, {1, (227u << 10) + 1}, nullptr) == kOk);
   CHECK(kvstrata::test::TakeGridFaults() == std::vector<std::string>{"232449 bytes of shared memory"});
+}
+
+TEST_CASE("more shared memory than a kernel has announced is found") {
+  uint32_t out[kBlockThreads];
+  REQUIRE(Launch(Unwritten{out}, {1, kShared + 16}, nullptr) == kOk);
+  CHECK(kvstrata::test::TakeGridFaults() ==
+        std::vector<std::string>{"8208 bytes of shared memory, where at most 8192 were announced"});
 }
 
 TEST_CASE("shared memory has no contents at first, and blocks have no order") {

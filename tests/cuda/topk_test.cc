@@ -80,7 +80,9 @@ TEST_CASE("top-k reads scores twice as a rule and never more than three times, w
       {"zeros of both signs", [](uint32_t i) { return i % 3 == 0 ? -0.0f : 0.0f; }, 3},
       {"not a number", [](uint32_t) { return kNan; }, 3},
       {"infinities and numbers that are none",
-       [](uint32_t i) { return i % 4 == 0 ? kInfinity : i % 4 == 1 ? -kInfinity : kNan; }, 3},
+       [](uint32_t i) { return i % 4 == 0   ? kInfinity
+                               : i % 4 == 1 ? -kInfinity
+                                            : kNan; }, 3},
       {"few values", [&](uint32_t) { return static_cast<float>(rng.Below(3)); }, 3},
       {"neighbours, rising", [&](uint32_t i) { return neighbour(i / 10); }, 3},
       {"neighbours, falling", [&](uint32_t i) { return neighbour(1023 - i / 10); }, 3},

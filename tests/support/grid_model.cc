@@ -6,10 +6,10 @@
 #include <unistd.h>
 
 #include <cstddef>
+#include <cstring>
 #include <memory>
 #include <utility>
 
-#include "kernels/cuda/grid.h"
 #include "tests/support/fake_random.h"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -23,7 +23,6 @@ using kernels::cuda::Grid;
 using kernels::cuda::GridMachine;
 using kernels::cuda::kWarp;
 using kernels::cuda::Thread;
-using kernels::cuda::Word16;
 
 // A kernel's frames are small; sanitizers make them several times larger. A page below that must not be touched.
 constexpr size_t kStackBytes = 256u << 10;
@@ -32,7 +31,9 @@ uint64_t seed = 1;
 uint64_t launches = 0;
 uint64_t loaded_bytes = 0;
 uint32_t most_shared_bytes = 227u << 10;
+uint32_t multiprocessors = 2;
 std::vector<std::string> faults;
+LaunchSeen launched;
 
 class Stack {
  public:
@@ -99,6 +100,7 @@ class Block final : public GridMachine {
     for (uint32_t t = 0; t < fibres_.size(); ++t) Prepare(t);
     runnable_.clear();
     for (uint32_t t = 0; t < fibres_.size(); ++t) runnable_.push_back(t);
+    OrderWarps();
     while (true) {
       while (!runnable_.empty()) {
         const size_t pick = rng.Below(runnable_.size());
@@ -108,7 +110,8 @@ class Block final : public GridMachine {
         running_ = thread;
         Switch(scheduler_, fibres_[thread], false);
       }
-      if (AllIn(State::kEnded)) return CopiesLeft();
+      if (AllIn(State::kEnded))
+        return fault_.empty() ? CopiesLeft() : "block " + std::to_string(number_) + ": " + fault_;
       if (!Meet()) return "block " + std::to_string(number_) + ": " + Describe();
     }
   }
@@ -126,14 +129,17 @@ class Block final : public GridMachine {
   void Loads(uint64_t bytes) override { loaded_bytes += bytes; }
 
   // Half of the copies are done at once, the others when they are awaited: until then their place holds anything.
-  void CopyAsync(uint32_t thread, Word16* to, const void* from) override {
-    const Copy copy{to, static_cast<const Word16*>(from), groups_[thread]};
+  void CopyAsync(uint32_t thread, void* to, const void* from, uint32_t bytes) override {
+    if ((bytes != 4 && bytes != 8 && bytes != 16) || reinterpret_cast<uintptr_t>(to) % bytes != 0 ||
+        reinterpret_cast<uintptr_t>(from) % bytes != 0) {
+      fault_ = "thread " + std::to_string(thread) + " copies " + std::to_string(bytes) + " bytes that are not aligned";
+    }
     if (rng_->Chance(50)) {
-      *to = *copy.from;
+      std::memcpy(to, from, bytes);
       return;
     }
-    for (uint32_t& part : to->parts) part = static_cast<uint32_t>(rng_->Next());
-    copies_[thread].push_back(copy);
+    for (uint32_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(to)[i] = static_cast<unsigned char>(rng_->Next());
+    copies_[thread].push_back({to, from, bytes, groups_[thread]});
   }
 
   void CommitCopies(uint32_t thread) override { ++groups_[thread]; }
@@ -143,7 +149,7 @@ class Block final : public GridMachine {
     for (const Copy& copy : copies_[thread]) {
       // A group that was not committed is not awaited.
       if (copy.group + left < groups_[thread]) {
-        *copy.to = *copy.from;
+        std::memcpy(copy.to, copy.from, copy.bytes);
       } else {
         later.push_back(copy);
       }
@@ -153,8 +159,9 @@ class Block final : public GridMachine {
 
  private:
   struct Copy {
-    Word16* to;
-    const Word16* from;
+    void* to;
+    const void* from;
+    uint32_t bytes;
     uint64_t group;
   };
 
@@ -219,21 +226,31 @@ class Block final : public GridMachine {
     const auto threads = static_cast<uint32_t>(fibres_.size());
     if (AllIn(State::kAtBarrier)) {
       for (uint32_t t = 0; t < threads; ++t) Release(t);
+      OrderWarps();
       return true;
     }
-    bool met = false;
-    for (uint32_t first = 0; first < threads; first += kWarp) {
+    // One warp runs as far ahead of the others as barriers let it.
+    for (const uint32_t warp : warps_) {
+      const uint32_t first = warp * kWarp;
       bool all = true;
-      for (uint32_t t = first; t < first + kWarp; ++t) all = all && states_[t] == State::kAtExchange;
+      for (uint32_t t = first; all && t < first + kWarp; ++t) all = states_[t] == State::kAtExchange;
       if (!all) continue;
       // Nobody reads the last exchange any more: all lanes are here.
       for (uint32_t t = first; t < first + kWarp; ++t) {
         got_[t] = given_[t];
         Release(t);
       }
-      met = true;
+      return true;
     }
-    return met;
+    return false;
+  }
+
+  // Which warp goes first from one barrier of the block to the next.
+  void OrderWarps() {
+    const auto count = static_cast<uint32_t>(fibres_.size() / kWarp);
+    warps_.resize(count);
+    for (uint32_t i = 0; i < count; ++i) warps_[i] = i;
+    for (uint32_t i = count; i > 1; --i) std::swap(warps_[i - 1], warps_[rng_->Below(i)]);
   }
 
   std::string Describe() const {
@@ -250,8 +267,10 @@ class Block final : public GridMachine {
   std::vector<Words> given_, got_;
   std::vector<std::vector<Copy>> copies_;
   std::vector<uint64_t> groups_;  // that each thread has committed
+  std::string fault_;             // that did not keep the block from going on
   Rng* rng_ = nullptr;
   std::vector<uint32_t> runnable_;
+  std::vector<uint32_t> warps_;  // in the order in which they are let go from exchanges
   uint32_t running_ = 0;
   std::unique_ptr<kernels::cuda::Word16[]> shared_;
   Grid grid_;
@@ -266,6 +285,10 @@ void SeedGridModel(uint64_t value) { seed = value; }
 
 void SetMostSharedBytes(uint32_t bytes) { most_shared_bytes = bytes; }
 
+void SetMultiprocessors(uint32_t count) { multiprocessors = count; }
+
+void OnLaunch(LaunchSeen seen) { launched = std::move(seen); }
+
 std::vector<std::string> TakeGridFaults() { return std::exchange(faults, {}); }
 
 uint64_t GridLaunches() { return launches; }
@@ -278,16 +301,27 @@ namespace kvstrata::kernels::cuda {
 
 uint32_t MostSharedBytes() { return kvstrata::test::most_shared_bytes; }
 
-void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* kernel, Thread& thread),
-                const void* kernel) {
+uint32_t Multiprocessors() { return kvstrata::test::multiprocessors; }
+
+void RunOnModel(const Grid& grid, const ModelKernel& kernel, const void* arguments) {
   static std::vector<std::unique_ptr<kvstrata::test::Stack>> stacks;
   ++kvstrata::test::launches;
+  if (kvstrata::test::launched) {
+    kvstrata::test::launched(grid, kernel);
+    return;
+  }
+  const uint32_t threads = kernel.threads;
   if (threads == 0 || threads % kWarp != 0 || threads > 1024) {
     kvstrata::test::faults.push_back(std::to_string(threads) + " threads in a block");
     return;
   }
   if (grid.shared_bytes > kvstrata::test::most_shared_bytes) {
     kvstrata::test::faults.push_back(std::to_string(grid.shared_bytes) + " bytes of shared memory");
+    return;
+  }
+  if (grid.shared_bytes > kernel.most_shared_bytes) {
+    kvstrata::test::faults.push_back(std::to_string(grid.shared_bytes) + " bytes of shared memory, where at most " +
+                                     std::to_string(kernel.most_shared_bytes) + " were announced");
     return;
   }
   kvstrata::test::Rng rng(kvstrata::test::Mix(kvstrata::test::seed, kvstrata::test::launches));
@@ -297,7 +331,7 @@ void RunOnModel(const Grid& grid, uint32_t threads, void (*body)(const void* ker
   for (uint32_t i = grid.blocks; i > 1; --i) std::swap(order[i - 1], order[rng.Below(i)]);
   kvstrata::test::Block block(threads, &stacks);
   for (const uint32_t number : order) {
-    std::string fault = block.Run(grid, number, body, kernel, rng);
+    std::string fault = block.Run(grid, number, kernel.body, arguments, rng);
     if (fault.empty()) continue;
     kvstrata::test::faults.push_back(std::move(fault));
     return;
