@@ -146,12 +146,12 @@ std::optional<format::Extent> DataFiles::Allocate(uint32_t units) {
   return std::nullopt;
 }
 
-std::optional<DataFiles::Extents> DataFiles::AllocatePieces(uint64_t units) {
+std::optional<DataFiles::Extents> DataFiles::AllocatePieces(uint64_t units, uint64_t least) {
   Extents extents;
   while (units > 0 && extents.size() < format::kMaxExtents) {
     uint32_t longest = 0;
     for (uint32_t i = 0; i < count_; ++i) longest = std::max(longest, segments_[i]->map.longest());
-    if (longest == 0) break;
+    if (longest < std::min(least, units)) break;
     const std::optional<format::Extent> piece = Allocate(static_cast<uint32_t>(std::min<uint64_t>(longest, units)));
     if (!piece.has_value()) break;
     extents.push_back(*piece);

@@ -71,8 +71,8 @@ class DataFiles {
   // One run of that many units (at least 1) that exist and are free; after the last one if possible, so that what is
   // put one after the other lies one after the other.
   std::optional<format::Extent> Allocate(uint32_t units);
-  // As many runs as kMaxExtents allows.
-  std::optional<Extents> AllocatePieces(uint64_t units);
+  // As many runs as kMaxExtents allows, the longest first; each of `least` units or what is left.
+  std::optional<Extents> AllocatePieces(uint64_t units, uint64_t least);
   void Free(const format::Extent& extent);
   uint64_t free_units() const;
   // Free and taken ones.

@@ -68,7 +68,7 @@ struct SegmentStorage::State {
   }
 
   void Changed() {
-    if (flushes_late) flusher.Notify(store->UnflushedBytes() >= flush_bytes);
+    if (flushes_late) flusher.Notify(store->UnflushedBytes() >= flush_bytes || store->SpaceWaits());
   }
 
   Capabilities limits;

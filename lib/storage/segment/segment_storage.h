@@ -37,7 +37,7 @@ struct SegmentOptions {
   // How long a put may wait for its flush; 0: until a Sync, a Close, or a lack of space.
   uint32_t flush_ms = 1000;
   // So much payload does not wait.
-  uint64_t flush_bytes = 64u << 20;
+  uint64_t flush_bytes = 256u << 20;
   // Of the file system: segments do not grow into it.
   uint64_t keep_free_bytes = 0;
   // 0: as the capacity has them. Tests make them small.

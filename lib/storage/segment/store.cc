@@ -21,6 +21,8 @@ constexpr uint64_t kMinJournalBytes = 256 * 1024;
 constexpr uint64_t kMaxJournalBytes = 16u << 20;
 // Numbers looked at with the lock held, so that a listing of a large store keeps nobody waiting.
 constexpr uint32_t kListStep = 4096;
+// 1 MiB: a drive reads and writes pieces of it at its full rate.
+constexpr uint64_t kLargePieceUnits = (1u << 20) / kUnitBytes;
 
 absl::Status NoMemoryForTable() { return base::MakeStatus(base::Code::kOutOfMemory, "put", "no memory for the table"); }
 
@@ -104,33 +106,36 @@ absl::Status SegmentStore::Writable() const {
                           base::NativeCodeOf(broken_));
 }
 
-std::optional<DataFiles::Extents> SegmentStore::TryPlace(uint64_t units, bool in_pieces) {
+std::optional<DataFiles::Extents> SegmentStore::TryPlace(uint64_t units, uint64_t least_piece) {
   if (units == 0) return DataFiles::Extents();
-  if (in_pieces) return data_->AllocatePieces(units);
+  if (least_piece < units) return data_->AllocatePieces(units, least_piece);
   const std::optional<format::Extent> extent = data_->Allocate(static_cast<uint32_t>(units));
   if (!extent.has_value()) return std::nullopt;
   return DataFiles::Extents{*extent};
 }
 
-// One run of what is there; else the store grows; else what waits for a flush is made free; else in pieces.
+// One run of what is there; else the store grows; else in large pieces; else what waits for a flush is made free; else
+// in any pieces.
 absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservation) {
   const uint64_t units = UnitsOf(payload_bytes);
   const uint64_t segment_units = UnitsOf(super_.segment_bytes);
   absl::Status full;
-  for (bool flushed = false, in_pieces = units > segment_units;;) {
+  uint64_t least_piece = units > segment_units ? kLargePieceUnits : units;
+  for (int flushed = 0;;) {
     bool quarantined = false;
-    uint64_t ready = 0;
+    uint64_t ready = 0, flushes = 0;
     {
       base::MutexLock lock(mutex_);
       if (absl::Status status = Writable(); !status.ok()) return status;
       reservation->lost_flushes = lost_flushes_;
-      std::optional<DataFiles::Extents> extents = TryPlace(units, in_pieces);
+      std::optional<DataFiles::Extents> extents = TryPlace(units, least_piece);
       if (extents.has_value()) {
         reservation->extents = *std::move(extents);
         return absl::OkStatus();
       }
       quarantined = quarantined_units_ > 0;
       ready = data_->ready_units();
+      flushes = stats_.flushes;
     }
     // Another put may take what was made for this one; each round makes more, up to the bound.
     if (full.ok()) {
@@ -141,14 +146,17 @@ absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservatio
                          });
       if (full.ok()) continue;
     }
-    if (!flushed && quarantined) {
-      flushed = true;
-      // How it goes, the next Sync says too; here only the units matter.
-      static_cast<void>(Flush());
+    if (least_piece > kLargePieceUnits) {
+      least_piece = kLargePieceUnits;
       continue;
     }
-    if (in_pieces) return full;
-    in_pieces = true;
+    if (flushed < 2 && quarantined) {
+      // How it goes, the next Sync says too; here only the units matter. Another's flush will do, if they are enough.
+      static_cast<void>(flushed++ == 0 ? FlushSince(flushes) : Flush());
+      continue;
+    }
+    if (least_piece <= 1) return full;
+    least_piece = 1;
   }
 }
 

@@ -115,12 +115,17 @@ class SegmentStore {
   uint64_t MaxPayloadBytes() const;
   // Payload that a flush would make durable.
   uint64_t UnflushedBytes() const { return unflushed_bytes_.load(); }
+  // Whether so much of the space waits for a flush that puts will soon have to wait for it, too.
+  bool SpaceWaits() const { return quarantined_units_.load() * format::kUnitBytes >= SlackBytes() / 2; }
   SegmentStats stats();
   // Lets go of all files and the lock; afterwards only the functions that return sizes and stats may be called.
   void CloseDirectory();
 
  private:
   using Id = RecordTable::Id;
+
+  static constexpr uint64_t kSlackShare = 16;
+  static constexpr uint64_t kMinSlackBytes = 1u << 20;
 
   // What is in memory otherwise than in the journals: a key whose record was put, replaced or removed.
   struct Change {
@@ -207,7 +212,9 @@ class SegmentStore {
   // Putting (store.cc).
   absl::Status Writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Place(uint64_t payload_bytes, Reservation* reservation);
-  std::optional<DataFiles::Extents> TryPlace(uint64_t units, bool in_pieces) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // In pieces where `least_piece` is less than all: each has as many units at least, but for the last.
+  std::optional<DataFiles::Extents> TryPlace(uint64_t units, uint64_t least_piece)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Publish(const Put& put, Reservation* reservation);
   void Retire(Id id, Change* change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseIfUnused(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
@@ -245,6 +252,8 @@ class SegmentStore {
   ListEntry EntryOf(Id id, std::vector<MetaPlace>* places, size_t index) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Flushing (store_flush.cc).
+  // Flushes, unless a flush has ended since there had been so many: then what was quarantined may be free.
+  absl::Status FlushSince(uint64_t flushes);
   absl::Status FlushLocked() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   Batch TakeBatch() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status WriteBatch(Batch* batch) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
@@ -261,6 +270,9 @@ class SegmentStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
 
   format::LogHeader NewHeader(format::LogKind kind, uint64_t number);
+  // Beyond the capacity: room for what is replaced or removed and waits for a flush, and for runs that do not fit in what
+  // is left.
+  uint64_t SlackBytes() const { return capacity_bytes_ / kSlackShare + kMinSlackBytes; }
   uint64_t NextSequence() { return next_sequence_.fetch_add(1); }
 
   Os& os_;
@@ -305,7 +317,8 @@ class SegmentStore {
   uint64_t change_number_ ABSL_GUARDED_BY(mutex_) = 0;
   // Records whose end is not durable, in the order in which they ended.
   std::vector<Id> quarantine_ ABSL_GUARDED_BY(mutex_);
-  uint64_t quarantined_units_ ABSL_GUARDED_BY(mutex_) = 0;
+  // Changed under mutex_.
+  std::atomic<uint64_t> quarantined_units_{0};
   // Flushes of payload that failed: a put that had begun before cannot know whether its bytes were among the lost.
   uint64_t lost_flushes_ ABSL_GUARDED_BY(mutex_) = 0;
   absl::Status last_loss_ ABSL_GUARDED_BY(mutex_);

@@ -24,6 +24,15 @@ absl::Status SegmentStore::Flush() {
   return FlushLocked();
 }
 
+absl::Status SegmentStore::FlushSince(uint64_t flushes) {
+  base::MutexLock lock(flush_mutex_);
+  {
+    base::MutexLock counts(mutex_);
+    if (stats_.flushes > flushes) return absl::OkStatus();
+  }
+  return FlushLocked();
+}
+
 // Two at one time both tell: each compares with what was told when it began.
 absl::Status SegmentStore::Sync() {
   uint64_t told = 0;

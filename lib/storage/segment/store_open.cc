@@ -29,8 +29,6 @@ constexpr int kReadAttempts = 5;
 // Files grow in steps of a 64th of the capacity, so that a small store stays small on the disk.
 constexpr uint64_t kMinGrowBytes = 64 * 1024;
 constexpr uint64_t kMaxGrowBytes = 16u << 20;
-constexpr uint64_t kSlackShare = 16;
-constexpr uint64_t kMinSlackBytes = 1u << 20;
 // What segments leave to the logs of a file system that fills up: a journal and what the next one grows to while a
 // checkpoint is written; and checkpoints, whose entries are a 500th and less of records of 64 KiB and more, two copies.
 constexpr uint64_t kJournalsKept = 2;
@@ -168,11 +166,9 @@ absl::Status SegmentStore::SyncMadeFolders() {
 // ---- The table -----------------------------------------------------------------------------------------------------
 
 absl::Status SegmentStore::ReadTable() {
-  // Room for what is replaced or removed and waits for a flush, and for runs that do not fit in what is left.
-  const uint64_t slack = capacity_bytes_ / kSlackShare + kMinSlackBytes;
   DataFiles::Bounds bounds;
   bounds.segment_bytes = super_.segment_bytes;
-  bounds.limit_bytes = base::CheckedAdd(capacity_bytes_, slack).value_or(UINT64_MAX);
+  bounds.limit_bytes = base::CheckedAdd(capacity_bytes_, SlackBytes()).value_or(UINT64_MAX);
   bounds.grow_bytes = std::clamp(capacity_bytes_ / 64, kMinGrowBytes, kMaxGrowBytes);
   bounds.keep_bytes = std::max({kJournalsKept * journal_bytes_, capacity_bytes_ / kLogShare, keep_free_bytes_});
   bounds.io_threads = io_threads_;

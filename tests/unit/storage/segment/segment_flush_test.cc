@@ -4,6 +4,7 @@
 #include <atomic>
 #include <cerrno>
 #include <string>
+#include <thread>
 
 #include "lib/base/status.h"
 #include "tests/support/fake_wait.h"
@@ -214,6 +215,43 @@ TEST_CASE("a flush that a lack of units brought about fails, and the next sync t
   CHECK_FALSE(store->Stat(KeyOf(1)).value().has_value());
   CHECK(CodeOf(store->Sync()) == Code::kIo);
   CHECK(store->Sync().ok());
+}
+
+TEST_CASE("a large record goes in large pieces before it waits for a flush, and in one where that has made room") {
+  TempDir directory(TempDir::Place::kMemory);
+  storage::SegmentOptions options = Options(directory / "store");
+  options.capacity_bytes = 12 << 20;
+  options.segment_bytes = 4 << 20;
+  const Store store = Open(options);
+  // One in each segment, and then nowhere to grow.
+  const std::string payload(2560 << 10, 'p');
+  for (uint64_t i = 0; i < 3; ++i) REQUIRE(PutNow(*store, KeyOf(i), payload).status.ok());
+  REQUIRE(store->Sync().ok());
+  REQUIRE(store->Remove(KeyOf(2)).ok());
+  const uint64_t flushes = store->stats().flushes;
+  const std::string in_pieces(2560 << 10, 'q');
+  REQUIRE(PutNow(*store, KeyOf(3), in_pieces).status.ok());
+  CHECK(store->stats().flushes == flushes);
+  const std::string in_one(2560 << 10, 'r');
+  REQUIRE(PutNow(*store, KeyOf(4), in_one).status.ok());
+  CHECK(store->stats().flushes == flushes + 1);
+  CHECK(ReadNow(*store, KeyOf(3)).value() == in_pieces);
+  CHECK(ReadNow(*store, KeyOf(4)).value() == in_one);
+}
+
+TEST_CASE("removing much brings a flush about, so that no put has to wait for one") {
+  TempDir directory(TempDir::Place::kMemory);
+  storage::SegmentOptions options = Options(directory / "store");
+  options.flush_ms = 3'600'000;
+  const Store store = Open(options);
+  for (uint64_t i = 0; i < 8; ++i) REQUIRE(PutNow(*store, KeyOf(i), std::string(100'000, 'p')).status.ok());
+  REQUIRE(store->Sync().ok());
+  const uint64_t flushes = store->stats().flushes, free_bytes = store->stats().free_bytes;
+  for (uint64_t i = 0; i < 8; ++i) REQUIRE(store->Remove(KeyOf(i)).ok());
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (store->stats().flushes == flushes && std::chrono::steady_clock::now() < deadline) std::this_thread::yield();
+  CHECK(store->stats().flushes == flushes + 1);
+  CHECK(store->stats().free_bytes == free_bytes + 8 * 102'400);
 }
 
 TEST_CASE("a flush that fails while a put is being written fails the put") {
