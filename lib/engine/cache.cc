@@ -21,6 +21,8 @@ constexpr size_t kMaxJobs = 1024;
 // 128 Mi keys, twice the blocks that any index holds. The table is there, and filled, from the start.
 constexpr uint64_t kMaxGhostBytes = uint64_t{1} << 30;
 constexpr std::chrono::milliseconds kIdleFollow(250);
+// Staging memory that has not been used for as long is given back, within twice that.
+constexpr std::chrono::milliseconds kIdleSettle(1000);
 constexpr uint64_t kMinMeasuredBytes = 64u << 10;  // smaller reads measure latency, not bandwidth
 
 CacheOptions WithDefaults(CacheOptions options) {
@@ -226,10 +228,10 @@ void Cache::WorkerLoop(uint32_t index) {
       base::MutexLock lock(jobs_mutex_);
       // One of them keeps up with other processes, so that nothing piles up while there are no lookups.
       const bool follows = follows_ && index == 0;
-      const Deadline look = std::chrono::steady_clock::now() + kIdleFollow;
+      const Deadline look = std::chrono::steady_clock::now() + (follows ? kIdleFollow : kIdleSettle);
       bool idle = false;
       while (jobs_.empty() && !stopping_ && !idle) {
-        if (!follows) {
+        if (!follows && !settling_) {
           jobs_changed_.Wait(jobs_mutex_);
         } else {
           idle = !jobs_changed_.WaitUntil(jobs_mutex_, look);
@@ -244,10 +246,22 @@ void Cache::WorkerLoop(uint32_t index) {
     if (job != nullptr) {
       job();
       SaveUsesBetweenJobs();
-    } else if (FollowMarks().ok()) {
-      FollowOthers();
+      SettleStaging();
+      continue;
     }
+    if (settling_) {
+      staging_->Settle();
+      settling_ = false;
+      SettleStaging();
+    }
+    if (follows_ && index == 0 && FollowMarks().ok()) FollowOthers();
   }
+}
+
+void Cache::SettleStaging() {
+  if (!staging_->unsettled() || settling_.exchange(true)) return;
+  base::MutexLock lock(jobs_mutex_);
+  jobs_changed_.NotifyOne();
 }
 
 absl::Status Cache::Enqueue(std::function<void()> job) {

@@ -255,6 +255,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   // Runs `job` on a worker. kBusy when the bounded queue is full.
   absl::Status Enqueue(std::function<void()> job);
 
+  // Has staging memory given back that is not used any more. Behind each use.
+  void SettleStaging();
+
   // Blocking storage calls for small records.
   absl::Status PutAndWait(const storage::Key& key, base::ByteView payload, base::ByteView meta,
                           std::chrono::steady_clock::time_point deadline);
@@ -418,6 +421,8 @@ class Cache : public std::enable_shared_from_this<Cache> {
   base::CondVar jobs_changed_;
   std::deque<std::function<void()>> jobs_;
   bool stopping_ = false;
+  // A worker looks after the staging memory now and then, and will see what has been used since.
+  std::atomic<bool> settling_{false};
   std::vector<std::thread> workers_;
 };
 

@@ -62,6 +62,7 @@ void Cache::FinishPut(const std::shared_ptr<Put>& put, absl::Status status) {
   std::vector<Removal> removals;
   // Given back before the lock is taken: the allocator may be the caller's.
   put->staging.Reset();
+  SettleStaging();
   {
     base::MutexLock lock(mutex_);
     put->io_done = true;

@@ -6,7 +6,6 @@
 #include <utility>
 
 #include "lib/base/status.h"
-#include "lib/engine/staging_arena.h"
 
 namespace kvstrata::core::engine {
 namespace {

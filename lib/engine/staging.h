@@ -5,7 +5,8 @@
 //
 // Invariants:
 //   I1  The sizes of all live buffers add up to at most `capacity`.
-//   I2  Memory of an allocator is held only while a buffer lives; of its own, an idle cache holds 16 MiB at most.
+//   I2  Memory of an allocator is held only while a buffer lives; of its own, an idle cache holds 16 MiB at most, once
+//       Settle has been called twice.
 // Rule for users, which keeps the pool free of deadlock: block in Acquire only while holding no other buffer of the
 // pool; with one in hand, TryAcquire.
 #pragma once
@@ -21,6 +22,7 @@
 #include "lib/base/bytes.h"
 #include "lib/base/mutex.h"
 #include "lib/engine/device.h"
+#include "lib/engine/staging_arena.h"
 
 namespace kvstrata::core::engine {
 
@@ -74,6 +76,11 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
     uint64_t used = 0, peak = 0, stuck = 0;
   };
   Usage usage() const;
+  // As those of StagingArena.
+  bool unsettled() const { return own_ != nullptr && own_->unsettled(); }
+  void Settle() {
+    if (own_ != nullptr) own_->Settle();
+  }
 
  private:
   friend class StagingBuffer;
@@ -88,7 +95,7 @@ class StagingPool : public std::enable_shared_from_this<StagingPool> {
   };
 
   const uint64_t capacity_;
-  const std::unique_ptr<Allocator> own_;
+  const std::unique_ptr<StagingArena> own_;
   Allocator* const allocator_;
   Device* const device_;
   const std::shared_ptr<void> keep_alive_;

@@ -15,15 +15,24 @@ constexpr uint64_t kMaxArenaBytes = uint64_t{1} << 30;
 
 }  // namespace
 
-StagingArena::StagingArena(uint64_t bytes) : arena_(std::min(bytes, kMaxArenaBytes), kKeptBytes) {}
+StagingArena::StagingArena(uint64_t bytes) : arena_(std::min(bytes, kMaxArenaBytes), std::min(bytes, kMaxArenaBytes)) {}
 
 std::byte* StagingArena::Allocate(uint64_t bytes, uint64_t alignment) {
   std::byte* const placed = bytes >= kSmallBytes && alignment <= kPageBytes ? arena_.Take(bytes) : nullptr;
-  return placed != nullptr ? placed : DefaultAllocator().Allocate(bytes, alignment);
+  if (placed == nullptr) return base::DefaultAllocator().Allocate(bytes, alignment);
+  used_ = true;
+  unsettled_ = true;
+  return placed;
+}
+
+void StagingArena::Settle() {
+  if (used_.exchange(false)) return;
+  unsettled_ = false;
+  if (!arena_.Shrink(kKeptBytes)) unsettled_ = true;
 }
 
 void StagingArena::Release(std::byte* memory, uint64_t bytes, uint64_t alignment) {
-  if (!arena_.Give(memory, bytes)) DefaultAllocator().Release(memory, bytes, alignment);
+  if (!arena_.Give(memory, bytes)) base::DefaultAllocator().Release(memory, bytes, alignment);
 }
 
 }  // namespace kvstrata::core::engine

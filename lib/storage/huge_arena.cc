@@ -16,12 +16,15 @@ constexpr uint64_t kMaxBytes = uint64_t{1} << 43;
 
 uint64_t PagesOf(uint64_t bytes) { return bytes / kPageBytes + (bytes % kPageBytes != 0 ? 1 : 0); }
 
+uint32_t KeptPages(uint64_t bytes, uint32_t all) {
+  return static_cast<uint32_t>(std::min<uint64_t>(all, bytes / kHugePageBytes * (kHugePageBytes / kPageBytes)));
+}
+
 }  // namespace
 
 HugeArena::HugeArena(uint64_t bytes, uint64_t keep_bytes)
     : pages_(static_cast<uint32_t>(PagesOf(std::min(bytes, kMaxBytes)))),
-      kept_pages_(static_cast<uint32_t>(
-          std::min<uint64_t>(pages_, keep_bytes / kHugePageBytes * (kHugePageBytes / kPageBytes)))),
+      kept_pages_(KeptPages(keep_bytes, pages_)),
       free_(pages_) {
   base::MutexLock lock(mutex_);
   free_.Give(0, pages_);
@@ -53,12 +56,19 @@ void HugeArena::Unmap() {
   touched_ = 0;
 }
 
-void HugeArena::Trim() {
-  if (kept_pages_ == 0) return Unmap();
-  if (touched_ > kept_pages_) {
-    madvise(begin_ + kept_pages_ * kPageBytes, (touched_ - kept_pages_) * kPageBytes, MADV_DONTNEED);
+void HugeArena::Trim(uint32_t kept_pages) {
+  if (kept_pages == 0) return Unmap();
+  if (touched_ > kept_pages) {
+    madvise(begin_ + kept_pages * kPageBytes, (touched_ - kept_pages) * kPageBytes, MADV_DONTNEED);
   }
-  touched_ = std::min(touched_, kept_pages_);
+  touched_ = std::min(touched_, kept_pages);
+}
+
+bool HugeArena::Shrink(uint64_t keep_bytes) {
+  base::MutexLock lock(mutex_);
+  if (free_.free_units() != pages_) return false;
+  if (mapping_ != nullptr) Trim(KeptPages(keep_bytes, pages_));
+  return true;
 }
 
 std::byte* HugeArena::Take(uint64_t bytes) {
@@ -79,7 +89,7 @@ bool HugeArena::Give(std::byte* memory, uint64_t bytes) {
   if (mapping_ == nullptr || memory < begin_ || memory >= begin_ + pages_ * kPageBytes) return false;
   free_.Give(static_cast<uint32_t>(static_cast<uint64_t>(memory - begin_) / kPageBytes),
              static_cast<uint32_t>(PagesOf(bytes)));
-  if (free_.free_units() == pages_) Trim();
+  if (free_.free_units() == pages_) Trim(kept_pages_);
   return true;
 }
 
