@@ -198,6 +198,12 @@ absl::Status Buffer::Gather(const RowRange& range, std::byte* rows) const {
   return absl::OkStatus();
 }
 
+base::ByteView Buffer::InOnePiece(const RowRange& range) const {
+  const absl::StatusOr<std::vector<CopyRun>> runs = Runs(range, 0);
+  if (!runs.ok() || runs->size() != 1 || runs->front().count != 1) return {};
+  return {desc_.base + runs->front().memory_offset, runs->front().bytes};
+}
+
 RowRange StateRows(const layout::Layout& layout, uint32_t stream, uint64_t position) {
   const layout::Stream& s = layout.stream(stream);
   const uint64_t rows = layout.StateRows(stream, position);

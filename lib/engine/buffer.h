@@ -19,6 +19,7 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "lib/base/bytes.h"
 #include "lib/engine/device.h"
 #include "lib/layout/layout.h"
 
@@ -80,6 +81,8 @@ class Buffer {
   // Host memory only: writes the rows to the buffer (scatter), or reads them from it (gather).
   absl::Status Scatter(const RowRange& range, const std::byte* rows) const;
   absl::Status Gather(const RowRange& range, std::byte* rows) const;
+  // The rows where they lie, if they do so as Gather would put them; else nothing.
+  base::ByteView InOnePiece(const RowRange& range) const;
 
  private:
   Buffer() = default;

@@ -34,8 +34,8 @@ class StagingArena final : public base::Allocator {
 
   // There is something that Settle is to look after.
   bool unsettled() const { return unsettled_; }
-  // Gives back what is not kept, if nothing has been allocated since the last call and no buffer lives. To be called now
-  // and then while there is something to settle.
+  // Gives back what is not kept, if nothing has been allocated since the last call and no buffer lives. To be called
+  // now and then while there is something to settle.
   void Settle();
 
  private:

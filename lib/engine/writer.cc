@@ -6,10 +6,14 @@
 #include <utility>
 
 #include "lib/base/checksum.h"
+#include "lib/base/copy.h"
 #include "lib/base/status.h"
 
 namespace kvstrata::core::engine {
 namespace {
+
+// How much is gathered before its checksums are computed: what a core's second cache holds beside other things.
+constexpr uint64_t kSummedBytes = 128u << 10;
 
 // Where in a match's prompt a writer begins, and how the engine got there.
 struct Beginning {
@@ -116,11 +120,12 @@ int32_t Writer::PinnedDevice() const {
   return -1;
 }
 
-absl::Status Writer::Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging) {
+absl::Status Writer::Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging,
+                            format::RecordHead* summed) {
   DeviceCopies copies(cache_->device(), options_.stream, cache_->options().io_timeout_ms);
   absl::Status status;
   for (const Part& part : parts) {
-    status = Gather(part, staging->bytes().subspan(offset, part.bytes), &copies);
+    status = Gather(part, staging->bytes().subspan(offset, part.bytes), &copies, summed);
     if (!status.ok()) break;
     offset += part.bytes;
   }
@@ -130,7 +135,8 @@ absl::Status Writer::Gather(std::span<const Part> parts, uint64_t offset, Stagin
   return status.ok() ? copied : status;
 }
 
-absl::Status Writer::Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies) {
+absl::Status Writer::Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies,
+                            format::RecordHead* summed) {
   const uint32_t stream = part.stream;
   RowRange range = part.range;
   const Buffer& source = *sources_[stream];
@@ -147,10 +153,29 @@ absl::Status Writer::Gather(const Part& part, base::MutableBytes rows, DeviceCop
   if (source.HasSkips(range)) {
     return base::InvalidArgument("source.page_ids", "rows of stream " + std::to_string(stream) + " have no page");
   }
-  if (!source.on_device()) return source.Gather(range, rows.data());
+  if (!source.on_device()) return GatherHost(part, range, rows, summed);
   const absl::StatusOr<std::vector<CopyRun>> runs = source.Runs(range, 0);
   if (!runs.ok()) return runs.status();
   return copies->Queue(source.desc(), CopyDirection::kFromDevice, rows.data(), *runs);
+}
+
+// Rows that lie in one piece are moved out of the cache that their checksums have brought them into, and past it:
+// nobody but the drive wants them next.
+absl::Status Writer::GatherHost(const Part& part, const RowRange& range, base::MutableBytes rows,
+                                format::RecordHead* summed) {
+  const Buffer& source = *sources_[part.stream];
+  const base::ByteView whole = summed == nullptr ? base::ByteView() : source.InOnePiece(range);
+  if (whole.empty()) {
+    if (absl::Status status = source.Gather(range, rows.data()); !status.ok()) return status;
+  }
+  if (summed == nullptr) return absl::OkStatus();
+  const uint64_t block_bytes = part.bytes / part.blocks;
+  for (uint64_t i = 0; i < part.blocks; ++i) {
+    const base::ByteView block = (whole.empty() ? base::ByteView(rows) : whole).subspan(i * block_bytes, block_bytes);
+    summed->checksums.push_back(base::Checksum(block, summed->identity.sequence));
+  }
+  if (!whole.empty()) base::CopyPastCaches(rows.data(), whole.data(), whole.size());
+  return absl::OkStatus();
 }
 
 // --- growing -----------------------------------------------------------------------------------------------------
@@ -313,14 +338,14 @@ void Writer::Drop(RecordClass record_class, const absl::Status& status) {
 
 // --- blocks ------------------------------------------------------------------------------------------------------
 
-// Two runs fit the staging memory, so that one is copied while the other is on its way; and a run is a small part of
+// Four runs fit the staging memory, so that one is copied while others are on their way; and a run is a small part of
 // the budget.
 uint64_t Writer::MostRunBlocks() const {
   const uint64_t payload = layout().BlockBytes(/*include_draft=*/true);
   const uint64_t head = format::HeadBytes(layout().block_tokens(), 0, layout().streams().size());
   const uint64_t block_bytes = cache_->storage().StoredBytes(head + payload, format::kMetaBytes);
   const uint64_t most_bytes =
-      std::min({cache_->staging()->capacity() / 2, cache_->options().capacity_bytes / kMaxRunShare,
+      std::min({cache_->staging()->capacity() / 4, cache_->options().capacity_bytes / kMaxRunShare,
                 cache_->storage().capabilities().max_payload_bytes, trie::Trie::kMaxBlockBytes});
   return std::clamp<uint64_t>(most_bytes / std::max<uint64_t>(block_bytes, 1), 1, format::kMaxRunBlocks);
 }
@@ -387,14 +412,29 @@ absl::StatusOr<std::shared_ptr<Put>> Writer::CaptureRun(uint64_t block, uint64_t
   if (!staging.ok()) return staging.status();
   auto put = std::make_shared<Put>();
   put->staging = *std::move(staging);
+  // What is not stored as it was gathered, or is gathered behind this thread's back, gets its checksums later.
+  const bool sums = room.coding == 0 && PinnedDevice() < 0 &&
+                    std::ranges::none_of(head->slices, [](const format::Slice& slice) { return slice.absent; });
+  if (sums) Identify(&*head);
   std::vector<Part> parts;
   for (const format::Slice& slice : head->slices) {
     const uint64_t rows = layout().BlockRows(slice.stream);
-    if (!slice.absent) parts.push_back({slice.stream, {block * rows, count * rows, 0}, slice.bytes * count});
+    const uint64_t step = sums ? 1 + kSummedBytes / std::max<uint64_t>(slice.bytes, 1) : count;
+    for (uint64_t at = 0; at < count && !slice.absent; at += step) {
+      const uint64_t blocks = std::min(step, count - at);
+      parts.push_back({slice.stream, {(block + at) * rows, blocks * rows, 0}, slice.bytes * blocks, blocks});
+    }
   }
-  if (absl::Status status = Gather(parts, room.head, &put->staging); !status.ok()) return status;
+  absl::Status gathered = Gather(parts, room.head, &put->staging, sums ? &*head : nullptr);
+  if (!gathered.ok()) return gathered;
   Seal(put.get(), *std::move(head), room);
   return put;
+}
+
+void Writer::Identify(format::RecordHead* head) {
+  base::MutexLock lock(cache_->mutex());
+  head->identity.sequence = cache_->NextSequence();
+  head->identity.name_space = name_space_->life;
 }
 
 // What leaves no room for coding is stored as it is.
@@ -410,8 +450,8 @@ Writer::Room Writer::RoomOf(const format::RecordHead& head) const {
   return room;
 }
 
-// Codes slices where that was asked for, and fills in what the record's placement decides: sequence, checksums, head
-// and meta.
+// Codes slices where that was asked for, and fills in what the record's placement decides and is not there yet:
+// sequence, checksums, head and meta.
 void Writer::Seal(Put* put, format::RecordHead head, const Room& room) {
   const base::MutableBytes rows = put->staging.bytes().subspan(room.head);
   uint64_t payload_bytes = room.rows;
@@ -423,17 +463,15 @@ void Writer::Seal(Put* put, format::RecordHead head, const Room& room) {
     put->packed_slices = coded.packed_slices;
     put->off_grid_slices = coded.off_grid_slices;
   }
-  {
-    base::MutexLock lock(cache_->mutex());
-    head.identity.sequence = cache_->NextSequence();
-    head.identity.name_space = name_space_->life;
-  }
-  uint64_t offset = 0;
-  for (size_t i = 0; i < head.slices.size(); ++i) {
-    for (uint64_t block = 0; block < head.blocks(); ++block) {
-      const base::ByteView bytes = rows.subspan(offset, head.StoredBytes(i, block));
-      head.checksums.push_back(base::Checksum(bytes, head.identity.sequence));
-      offset += bytes.size();
+  if (head.checksums.empty()) {
+    Identify(&head);
+    uint64_t offset = 0;
+    for (size_t i = 0; i < head.slices.size(); ++i) {
+      for (uint64_t block = 0; block < head.blocks(); ++block) {
+        const base::ByteView bytes = rows.subspan(offset, head.StoredBytes(i, block));
+        head.checksums.push_back(base::Checksum(bytes, head.identity.sequence));
+        offset += bytes.size();
+      }
     }
   }
   const bool snapshot = head.identity.kind == format::RecordKind::kSnapshot;
@@ -647,7 +685,8 @@ absl::StatusOr<Writer::Captured> Writer::CaptureSnapshot(uint64_t position, bool
   for (const format::Slice& slice : head->slices) {
     if (slice.bytes != 0) parts.push_back({slice.stream, ranges[slice.stream], slice.bytes});
   }
-  if (absl::Status status = Gather(parts, room.head, &put->staging); !status.ok()) return status;
+  if (absl::Status status = Gather(parts, room.head, &put->staging, nullptr); !status.ok()) return status;
+  cache_->SettleStaging();  // it may be held for long, or never be put
   return Captured{std::move(put), *std::move(head), room};
 }
 

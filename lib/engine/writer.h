@@ -111,14 +111,18 @@ class Writer {
     uint32_t stream = 0;
     RowRange range;
     uint64_t bytes = 0;
+    uint64_t blocks = 1;
   };
-  // Into the staging memory from `offset` on, one behind the other.
-  absl::Status Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging);
-  absl::Status Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies);
+  // Into the staging memory from `offset` on, one behind the other. Adds the checksums of each
+  // part's blocks to `summed` (may be null; of sources on the host only), of the placement that it has.
+  absl::Status Gather(std::span<const Part> parts, uint64_t offset, StagingBuffer* staging, format::RecordHead* summed);
+  absl::Status Gather(const Part& part, base::MutableBytes rows, DeviceCopies* copies, format::RecordHead* summed);
+  absl::Status GatherHost(const Part& part, const RowRange& range, base::MutableBytes rows, format::RecordHead* summed);
   SliceCoding Coding() const {
     return {layout(), {options_.compress, options_.pack, cache_->options().find_packer}, cache_->staging()->capacity()};
   }
   Room RoomOf(const format::RecordHead& head) const;
+  void Identify(format::RecordHead* head);
   void Seal(Put* put, format::RecordHead head, const Room& room);
   absl::StatusOr<uint64_t> Launch(const std::shared_ptr<Put>& put, uint64_t boundary_depth, Deadline deadline);
   absl::Status LaunchSnapshot(Captured captured);

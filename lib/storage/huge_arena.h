@@ -3,8 +3,8 @@
 // from the system where it is touched.
 //
 // Invariants:
-//   I1. While nothing lies in it, it holds at most what it was told to keep, less once it has been told to shrink, and a
-//       map of half a byte for each page of 4 KiB.
+//   I1. While nothing lies in it, it holds at most what it was told to keep, less once it has been told to shrink, and
+//       a map of half a byte for each page of 4 KiB.
 //   I2. What lies in it never exceeds its size.
 //   I3. Places begin at a page's boundary, and no page of 4 KiB belongs to two of them.
 //
@@ -32,8 +32,8 @@ class HugeArena {
   std::byte* Take(uint64_t bytes);
   // Gives back what Take gave for `bytes`. False: that memory is not from here.
   bool Give(std::byte* memory, uint64_t bytes);
-  // Gives back to the system what is beyond its first `keep_bytes`, once: what it was told to keep stays as it was. False
-  // where something lies in it.
+  // Gives back to the system what is beyond its first `keep_bytes`, once: what it was told to keep stays as it was.
+  // False where something lies in it.
   bool Shrink(uint64_t keep_bytes);
 
  private:

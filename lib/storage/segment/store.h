@@ -270,8 +270,8 @@ class SegmentStore {
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
 
   format::LogHeader NewHeader(format::LogKind kind, uint64_t number);
-  // Beyond the capacity: room for what is replaced or removed and waits for a flush, and for runs that do not fit in what
-  // is left.
+  // Beyond the capacity: room for what is replaced or removed and waits for a flush, and for runs that do not fit in
+  // what is left.
   uint64_t SlackBytes() const { return capacity_bytes_ / kSlackShare + kMinSlackBytes; }
   uint64_t NextSequence() { return next_sequence_.fetch_add(1); }
 

@@ -105,10 +105,10 @@ TEST_CASE("blocks that are complete at one time lie in one record, up to 64 of t
   store.CheckAccounts();
 }
 
-TEST_CASE("a run is no larger than half the staging memory, nor than a 64th of the budget") {
+TEST_CASE("a run is no larger than a quarter of the staging memory, nor than a 64th of the budget") {
   {
     Store store(RowsLayout());
-    store.options.staging_bytes = 8 * kRowsBlock;
+    store.options.staging_bytes = 16 * kRowsBlock;
     store.Open();
     StoreAtOnce(store, MakeTokens(40, 1));
     CHECK(SizesOf(store) == std::vector<uint64_t>{4, 4, 2});
