@@ -4,8 +4,8 @@
 // while the reference reads as many bytes into 2 MiB pages and does nothing else. Both read past the page cache.
 //
 // Then the other way: as many rows again and again, each time of another prompt, through a writer until its commit says
-// that they are durable, while the reference writes and flushes as many bytes. The budget has room for two of them, so
-// that both write into space that was written before.
+// that they are durable, while the reference writes and flushes as many bytes. The budget is full by then, so that both
+// write into space that was written before.
 //
 // Rows alone: the restart is by full replay, so that no snapshot is read. The C API adds nothing to a restore but
 // checks of its arguments, so this uses the engine beneath it, beside the drive that it is measured against.
@@ -58,7 +58,7 @@ class World {
  public:
   explicit World(uint64_t step) : layout_(layout::Preset("deepseek-v4-flash").value()) {
     engine::CacheOptions options;
-    options.capacity_bytes = 640u << 20;
+    options.capacity_bytes = uint64_t{4} << 30;
     storage::SegmentOptions segments;
     segments.path = folder_.path() + "/store";
     segments.capacity_bytes = options.capacity_bytes;
@@ -206,7 +206,7 @@ int main(int argc, char** argv) {
   world.Check();
   PrintFirstLayer(world);
   world.Check();
-  for (int i = 0; i < 3; ++i) world.Store(step);
+  for (int i = 0; i < 20; ++i) world.Store(step);
   PrintShare(
       "durable_engine_put_vs_raw", ">=0.90", [&] { world.Store(step); }, [&] { raw.Write(); });
   world.Restore(false);
