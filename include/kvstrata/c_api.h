@@ -1015,13 +1015,13 @@ typedef struct kvstrata_writer_options {
                                 that 0; excludes start_tokens. KVSTRATA_E_INVALID_STATE before the plan has ended   */
   int32_t priority;          /* KVSTRATA_PRIORITY_* of the blocks stored; those found keep theirs if it is higher   */
   uint32_t ttl_seconds;      /* blocks stored are misses after it, those found live at least as long, and none outlives
-                                the block before it; snapshots go with their block. Not kept when the store is closed;
+                                the block before it; snapshots go with their block. Kept when the store is closed;
                                 0 = for ever                                                                        */
 } kvstrata_writer_options;
 
 /* A writer for one sequence. With a match or a plan, it continues (or forks from) their prompt at start_tokens or at
- * the plan's result; else it starts empty. `match` and `options` may be NULL; with a plan, `match` is NULL or the one
- * that the plan was made from. Match and plan may be destroyed afterwards. */
+ * the plan's result; else it starts empty. `match` and `options` may be NULL; with a plan, `match` is NULL or that of
+ * the plan. Both may be destroyed afterwards. KVSTRATA_E_TOO_LARGE where a block takes more than all staging memory. */
 KVSTRATA_API kvstrata_status kvstrata_writer_open(kvstrata_namespace* name_space, const kvstrata_match* match,
                                                   const kvstrata_writer_options* options, kvstrata_writer** out,
                                                   kvstrata_error* error);

@@ -46,6 +46,19 @@ absl::StatusOr<Beginning> BeginningOf(const Match* match, const RestorePlan* res
   return Beginning{match->state().get(), tokens, mode, match->plan().write_floor};
 }
 
+// A block that is larger than all staging memory would be dropped each time, and all behind it.
+absl::Status CheckBlockFits(const layout::Layout& layout, uint64_t staging_bytes) {
+  const std::vector<uint32_t> streams = RowStreams(layout);
+  uint64_t bytes = format::HeadBytes(layout.block_tokens(), 0, streams.size());
+  for (const uint32_t i : streams) {
+    if ((layout.stream(i).flags & layout::kOptional) == 0) bytes += layout.StreamBlockBytes(i);
+  }
+  if (bytes <= staging_bytes) return absl::OkStatus();
+  return base::MakeStatus(
+      base::Code::kTooLarge, "staging_bytes",
+      "a block of " + std::to_string(bytes) + " bytes with its head, the bound is " + std::to_string(staging_bytes));
+}
+
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache>& cache,
@@ -63,6 +76,10 @@ absl::StatusOr<std::unique_ptr<Writer>> Writer::Open(const std::shared_ptr<Cache
   writer->progress_ = std::make_shared<WriterProgress>();
   writer->sources_.resize(name_space->layout.streams().size());
   if (cache->options().read_only) writer->options_.no_admit = true;
+  if (!writer->options_.no_admit) {
+    const absl::Status fits = CheckBlockFits(name_space->layout, cache->staging()->capacity());
+    if (!fits.ok()) return fits;
+  }
   if (begin->match == nullptr) return writer;
   const MatchState& state = *begin->match;
   if (state.name_space != name_space) {

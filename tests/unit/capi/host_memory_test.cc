@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The caller's allocator: everything given back as it was given, within the bound that was set, released when idle.
+#include <string>
+
 #include "tests/support/catch.hpp"
 #include "tests/support/fake_allocator.h"
 #include "tests/unit/capi/world.h"
@@ -28,14 +30,20 @@ TEST_CASE("staging comes from the caller's allocator, stays within its bound and
   CHECK(allocator.mismatches() == 0);
 }
 
-TEST_CASE("a record that is larger than the staging memory is dropped and counted", "[capi]") {
+TEST_CASE("a writer whose blocks are larger than the staging memory is refused, and told both sizes", "[capi]") {
   World world;
   world.options.staging_bytes = 1024;
   world.Open();
-  const kvstrata_commit_info info = world.StoreSequence(RandomSequence(1, 100), 0);
-  CHECK(info.blocks_stored == 0);
-  CHECK(info.blocks_dropped > 0);
-  CHECK(info.drop_reason == KVSTRATA_E_TOO_LARGE);
+  WriterHandle writer;
+  Error error;
+  REQUIRE(kvstrata_writer_open(world.space.get(), nullptr, nullptr, Out(writer), &error) == KVSTRATA_E_TOO_LARGE);
+  CHECK(std::string(error.field) == "staging_bytes");
+  CHECK(std::string(error.message).find("the bound is 1024") != std::string::npos);
+  // One that stores nothing is not.
+  kvstrata_writer_options options = {};
+  options.struct_size = sizeof options;
+  options.flags = KVSTRATA_WRITER_NO_ADMIT;
+  CHECK(kvstrata_writer_open(world.space.get(), nullptr, &options, Out(writer), nullptr) == KVSTRATA_OK);
 }
 
 TEST_CASE("an allocation that fails is a dropped block or a shorter restore", "[capi]") {

@@ -134,6 +134,16 @@ TEST_CASE("with little staging memory runs are as short as they must be, down to
     CHECK(store.stats().staging_peak_bytes <= bytes);
     store.CheckAccounts();
   }
+  Store store(RowsLayout());
+  store.options.staging_bytes = kBlockInStaging - 1;
+  store.Open();
+  const auto open = [&](const WriterOptions& options) {
+    return Writer::Open(store.cache_handle(), store.space(), store.policy, nullptr, nullptr, options).status();
+  };
+  CHECK(base::CodeOf(open({})) == Code::kTooLarge);
+  CHECK(base::FieldOf(open({})) == "staging_bytes");
+  CHECK(std::string(open({}).message()).find("248 bytes with its head, the bound is 247") != std::string::npos);
+  CHECK(open({.no_admit = true}).ok());
 }
 
 TEST_CASE("a branch begins a run of its own, and both ways are restored") {
