@@ -322,8 +322,9 @@ void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std
 
 // Of a run that has just come into the index, without its last `missing` blocks.
 void Cache::CountCutRun(NameSpace& name_space, const base::BlockDigest& first, uint32_t missing) {
+  if (missing == 0) return;  // nearly always
   const std::optional<trie::NodeRef> node = name_space.trie.Find(first);
-  if (missing == 0 || !node.has_value()) return;
+  if (!node.has_value()) return;
   const trie::BlockInfo info = *name_space.trie.Get(*node);
   unfreed_bytes_ += trie::RunShare(info.bytes, {1, info.run.blocks}) * missing;
   name_space.cut_runs.Add(name_space.trie, info);
