@@ -138,7 +138,8 @@ class Block final : public GridMachine {
       std::memcpy(to, from, bytes);
       return;
     }
-    for (uint32_t i = 0; i < bytes; ++i) static_cast<unsigned char*>(to)[i] = static_cast<unsigned char>(rng_->Next());
+    const uint64_t noise[2] = {rng_->Next(), rng_->Next()};
+    std::memcpy(to, noise, bytes);
     copies_[thread].push_back({to, from, bytes, groups_[thread]});
   }
 
