@@ -318,7 +318,25 @@ void MeasureAttention() {
   std::vector<float> workspace(host.workspace_bytes / sizeof(float) + 1);
   host.workspace = workspace.data();
   Ok(cpu->attention(&host, nullptr), "attention on the CPU");
-  Near(Download<float>(output.get(), want.size()), want, 0x1p-5, "attention");
+  // Outputs are some hundredths; roundings to bf16, of which there are three, are some ten-thousandths of that size.
+  const std::vector<float> first = Download<float>(output.get(), want.size());
+  Near(first, want, 0x1p-9, "attention");
+
+  // One query, by as many blocks as the workspace lets it have and by one: both must give the very floats of above.
+  kvstrata_attention_args one = args;
+  one.tokens = 1;
+  kvstrata_attention_args split = one;
+  Ok(gpu->attention_workspace_bytes(&split, &split.workspace_bytes), "attention_workspace_bytes");
+  const DeviceMemory logits = Allocate(std::max<uint64_t>(split.workspace_bytes, 1));
+  split.workspace = logits.get();
+  const auto run = [&](const kvstrata_attention_args& query) { Ok(gpu->attention(&query, nullptr), "attention"); };
+  for (const kvstrata_attention_args& query : {one, split}) {
+    ToDevice(output.get(), std::vector<float>(first.size()).data(), first.size() * sizeof(float));
+    run(query);
+    if (Download<float>(output.get(), first.size()) != first) FailGpu("one query's floats are not those of many");
+  }
+  PrintDevicePairs(
+      "cuda_attention_of_one_query_split_over_one_block", ">=2", [&] { run(split); }, [&] { run(one); }, true);
 }
 
 void Run() {
