@@ -52,8 +52,10 @@ typedef struct kvstrata_cuda_device_options {
 
 /* Fills `*out_device` (struct_size set by the caller) with a device for kvstrata_cache_options. Restores and appends
  * then take KVSTRATA_MEMORY_DEVICE buffers of any GPU of this process, and as `stream` a cudaStream_t of it (NULL: the
- * default stream): what the engine has queued there before, reading the same pages, is done first. A call moves long
- * rows by the copy engines and all others by one launch, which reads or writes the pinned memory itself.
+ * legacy default stream): what the engine has queued there before, reading the same pages, is done first. Not
+ * cudaStreamPerThread, which is another stream in each thread, and the cache's threads do the queueing: it is refused.
+ * A call moves long rows by the copy engines and all others by one launch, which reads or writes the pinned memory
+ * itself.
  *
  * The cache takes the device over when it opens well, and destroys it; else out_device->destroy(out_device->ctx) does.
  * `device_id` is the device that is asked for, errors as for kvstrata_cuda_available; `options` may be NULL. On failure

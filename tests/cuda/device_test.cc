@@ -4,7 +4,9 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <utility>
 
+#include "kernels/cuda/library/split.h"
 #include "tests/support/catch.hpp"
 #include "tests/support/cuda_model.h"
 #include "tests/support/grid_model.h"
@@ -160,6 +162,17 @@ TEST_CASE("long rows go by the copy engines, a bounded number of them, and the r
   CHECK(rig.device.model().engine_copies() == before + kernels::cuda::Device::kMostEngineCopies);
 }
 
+TEST_CASE("rows further apart than a copy engine can step are left to a launch") {
+  kernels::cuda::RowsCopy rows{nullptr, nullptr, INT32_MAX, 1 << 20, 1 << 20, 2};
+  CHECK(kernels::cuda::ForCopyEngine(rows));
+  rows.to_stride += 1;
+  CHECK(!kernels::cuda::ForCopyEngine(rows));
+  std::swap(rows.to_stride, rows.from_stride);
+  CHECK(!kernels::cuda::ForCopyEngine(rows));
+  rows.rows = 1;  // a stride that nobody takes
+  CHECK(kernels::cuda::ForCopyEngine(rows));
+}
+
 TEST_CASE("more runs than the chunks hold wait for chunks that are done, and overtake nothing") {
   Rig rig(3, uint64_t{2} << 20);
   // Every row is a run of its own: 9,000 of them are more than the 8 chunks of 1024.
@@ -254,6 +267,11 @@ TEST_CASE("wrong arguments are statuses") {
         KVSTRATA_E_INVALID_ARGUMENT);
   CHECK(table.copy(table.ctx, 0, nullptr, KVSTRATA_TO_DEVICE, rig.host, rig.memory, nullptr, 0, 0) == KVSTRATA_OK);
   copy.struct_size = sizeof copy;
+  auto* per_thread = reinterpret_cast<void*>(uintptr_t{2});  // cudaStreamPerThread
+  void* event = nullptr;
+  CHECK(table.copy(table.ctx, 0, per_thread, KVSTRATA_TO_DEVICE, rig.host, rig.memory, &copy, 1, sizeof copy) ==
+        KVSTRATA_E_INVALID_ARGUMENT);
+  CHECK(table.record(table.ctx, 0, per_thread, &event) == KVSTRATA_E_INVALID_ARGUMENT);
   CHECK(table.copy(table.ctx, 7, nullptr, KVSTRATA_TO_DEVICE, rig.host, rig.memory, &copy, 1, sizeof copy) ==
         KVSTRATA_CUDA_STATUS_BASE + 101);
   CHECK(table.allocate_pinned(table.ctx, 0, 0, 64) == nullptr);
@@ -395,7 +413,7 @@ TEST_CASE("the model finds runs that are written anew before their launch has re
   model.Drain();
   CHECK(model.violations() == std::vector<std::string>{"host memory changed before what was queued had read it"});
   model.Free(reinterpret_cast<std::byte*>(to));
-  model.ReleasePinned(pinned);
+  model.ReleasePinned(0, pinned);
 }
 
 TEST_CASE("the model finds copies outside of what they may touch") {
@@ -412,7 +430,7 @@ TEST_CASE("the model finds copies outside of what they may touch") {
         std::vector<std::string>{"a copy outside pinned memory", "a copy outside a device allocation"});
   model.Drain();
   model.Free(memory);
-  model.ReleasePinned(pinned);
+  model.ReleasePinned(0, pinned);
 }
 
 TEST_CASE("streams of the model run in an order that the seed chooses, each one in its own") {

@@ -63,12 +63,12 @@ CudaError CudaModel::AllocatePinned(int32_t device, uint64_t bytes, void** memor
   return kSuccess;
 }
 
-void CudaModel::ReleasePinned(void* memory) {
+void CudaModel::ReleasePinned(int32_t device, void* memory) {
   const std::lock_guard lock(mutex_);
   while (Step()) {
   }
   const auto found = pinned_.find(static_cast<std::byte*>(memory));
-  if (found == pinned_.end()) return violations_.push_back("release of memory that is not pinned");
+  if (device != 0 || found == pinned_.end()) return violations_.push_back("release of memory that is not pinned");
   pinned_bytes_ -= found->second;
   pinned_.erase(found);
   std::free(memory);
@@ -111,7 +111,8 @@ CudaError CudaModel::Copy(int32_t device, void* stream, CopyWay way, const RowsC
   const std::lock_guard lock(mutex_);
   if (device != 0) return kInvalidDevice;
   if (FailsNow()) return kFailure;
-  if (rows.rows > 1 && (rows.to_stride < rows.bytes || rows.from_stride < rows.bytes)) return kInvalidValue;
+  const uint64_t least = std::min(rows.to_stride, rows.from_stride), most = std::max(rows.to_stride, rows.from_stride);
+  if (rows.rows > 1 && (least < rows.bytes || most > INT32_MAX)) return kInvalidValue;
   Operation operation;
   AddRows(&operation, way, rows);
   operation.run = [rows] {

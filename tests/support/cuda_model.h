@@ -45,7 +45,7 @@ class CudaModel final : public kernels::cuda::Runtime {
   ~CudaModel() override;
 
   CudaError AllocatePinned(int32_t device, uint64_t bytes, void** memory) override;
-  void ReleasePinned(void* memory) override;
+  void ReleasePinned(int32_t device, void* memory) override;
   CudaError Copy(int32_t device, void* stream, kernels::cuda::CopyWay way,
                  const kernels::cuda::RowsCopy& rows) override;
   CudaError Move(int32_t device, void* stream, const kernels::cuda::Run* runs, uint32_t count) override;

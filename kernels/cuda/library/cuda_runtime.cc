@@ -115,7 +115,9 @@ class CudaRuntime final : public Runtime {
   Error AllocatePinned(int32_t device, uint64_t bytes, void** memory) override {
     return On(device, [&] { return cudaHostAlloc(memory, bytes, cudaHostAllocPortable | cudaHostAllocMapped); });
   }
-  void ReleasePinned(void* memory) override { Taken(cudaFreeHost(memory)); }
+  void ReleasePinned(int32_t device, void* memory) override {
+    On(device, [&] { return cudaFreeHost(memory); });
+  }
 
   Error Copy(int32_t device, void* stream, CopyWay way, const RowsCopy& rows) override {
     const cudaMemcpyKind kind = way == CopyWay::kToDevice ? cudaMemcpyHostToDevice : cudaMemcpyDeviceToHost;

@@ -13,6 +13,10 @@ namespace {
 // Far longer than a bus takes for all chunks; a stream that does not move by then hangs.
 constexpr uint64_t kChunkPatienceNs = 30'000'000'000;
 
+// cudaStreamPerThread: another stream for each of the cache's threads, so that nothing that the engine has queued would
+// come before what they queue.
+bool IsPerThread(const void* stream) { return reinterpret_cast<uintptr_t>(stream) == 2; }
+
 kvstrata_status StatusOf(Error error) {
   if (error == kSuccess) return KVSTRATA_OK;
   return error == kTimedOut ? KVSTRATA_E_TIMEOUT : KVSTRATA_CUDA_STATUS_BASE + error;
@@ -102,6 +106,7 @@ Error Device::CopyAll(int32_t device, void* stream, CopyWay way, std::byte* host
 kvstrata_status Device::Copy(int32_t device, void* stream, int32_t direction, void* host, void* base,
                              const kvstrata_copy* copies, uint64_t count, uint64_t stride) {
   if (direction != KVSTRATA_TO_DEVICE && direction != KVSTRATA_FROM_DEVICE) return KVSTRATA_E_INVALID_ARGUMENT;
+  if (IsPerThread(stream)) return KVSTRATA_E_INVALID_ARGUMENT;
   if (count > 0 && (copies == nullptr || copies->struct_size < sizeof(kvstrata_copy))) {
     return KVSTRATA_E_INVALID_ARGUMENT;
   }
@@ -111,6 +116,7 @@ kvstrata_status Device::Copy(int32_t device, void* stream, int32_t direction, vo
 }
 
 kvstrata_status Device::Record(int32_t device, void* stream, void** event) {
+  if (IsPerThread(stream)) return KVSTRATA_E_INVALID_ARGUMENT;
   return StatusOf(QueueOf(device).Record(stream, event));
 }
 
@@ -133,9 +139,7 @@ void* AllocatePinned(void* ctx, int32_t device, uint64_t size, uint64_t alignmen
   return status == KVSTRATA_OK ? memory : nullptr;
 }
 
-void ReleasePinned(void* ctx, int32_t /*device*/, void* memory, uint64_t /*size*/) {
-  Self(ctx)->ReleasePinned(memory);
-}
+void ReleasePinned(void* ctx, int32_t /*device*/, void* memory, uint64_t /*size*/) { Self(ctx)->ReleasePinned(memory); }
 
 kvstrata_status Copy(void* ctx, int32_t device, void* stream, int32_t direction, void* host, void* base,
                      const kvstrata_copy* copies, uint64_t count, uint64_t stride) {

@@ -16,7 +16,7 @@ uint64_t RoundUp(uint64_t bytes, uint64_t multiple) { return (bytes + multiple -
 }  // namespace
 
 PinnedPool::~PinnedPool() {
-  for (const auto& [memory, bytes] : slabs_) runtime_.ReleasePinned(memory);
+  for (const auto& [memory, device] : slabs_) runtime_.ReleasePinned(device, memory);
 }
 
 void* PinnedPool::Allocate(int32_t device, uint64_t bytes, uint64_t alignment) {
@@ -57,7 +57,7 @@ bool PinnedPool::AddSlab(int32_t device, uint64_t bytes) {
   void* memory = nullptr;
   if (runtime_.AllocatePinned(device, bytes, &memory) != kSuccess) return false;
   auto* const slab = static_cast<std::byte*>(memory);
-  slabs_[slab] = bytes;
+  slabs_[slab] = device;
   free_[slab] = bytes;
   held_ += bytes;
   return true;

@@ -38,7 +38,7 @@ class PinnedPool {
   Runtime& runtime_;
   const uint64_t capacity_;
   mutable std::mutex mutex_;
-  std::map<std::byte*, uint64_t> slabs_;
+  std::map<std::byte*, int32_t> slabs_;  // and the device that each was made for
   std::map<std::byte*, uint64_t> free_;
   std::map<std::byte*, uint64_t> taken_;
   uint64_t held_ = 0;

@@ -57,8 +57,8 @@ class Runtime {
 
   // Page-aligned host memory that every device reaches under the same address.
   virtual Error AllocatePinned(int32_t device, uint64_t bytes, void** memory) = 0;
-  // Work that uses the memory ends first.
-  virtual void ReleasePinned(void* memory) = 0;
+  // Work that uses the memory ends first. The device as for AllocatePinned.
+  virtual void ReleasePinned(int32_t device, void* memory) = 0;
 
   // Queue on `stream`, of that device, and do not wait. Any of them may tell of work that failed before.
   virtual Error Copy(int32_t device, void* stream, CopyWay way, const RowsCopy& rows) = 0;

@@ -17,6 +17,8 @@ namespace kvstrata::kernels::cuda {
 // multiprocessor busy, and what it costs to start does not count any more.
 inline constexpr uint64_t kEngineCopyBytes = 256u << 10;
 inline constexpr uint64_t kEngineRowBytes = 64u << 10;
+// cudaMemcpy2DAsync refuses rows that are further apart (cudaDevAttrMaxPitch).
+inline constexpr uint64_t kMostPitchBytes = INT32_MAX;
 // What one block moves before it fetches its next run: long against the bus' delay, short enough that runs spread
 // evenly over blocks.
 inline constexpr uint64_t kRunBytes = 32u << 10;
@@ -33,8 +35,9 @@ inline RowsCopy Joined(RowsCopy copy) {
 
 // Of a joined copy.
 inline bool ForCopyEngine(const RowsCopy& copy) {
-  return copy.rows == 1 ? copy.bytes >= kEngineCopyBytes
-                        : copy.bytes >= kEngineRowBytes && copy.bytes * copy.rows >= kEngineCopyBytes;
+  if (copy.rows == 1) return copy.bytes >= kEngineCopyBytes;
+  return copy.bytes >= kEngineRowBytes && copy.bytes * copy.rows >= kEngineCopyBytes &&
+         copy.to_stride <= kMostPitchBytes && copy.from_stride <= kMostPitchBytes;
 }
 
 // Calls add(Run), which returns an Error, for runs that together move what the copy does; ends with the first failure.
@@ -49,9 +52,9 @@ Error CutIntoRuns(const RowsCopy& copy, const Add& add) {
     const uint64_t rows = std::min(most_rows, copy.rows - row);
     for (uint64_t at = 0; at < copy.bytes; at += kRunBytes) {
       const uint64_t bytes = std::min(kRunBytes, copy.bytes - at);
-      const Error error = add(Run{from + row * copy.from_stride + at, to + row * copy.to_stride + at, copy.from_stride,
-                                  copy.to_stride, static_cast<uint32_t>(bytes / word), static_cast<uint32_t>(rows),
-                                  word, 0});
+      const Error error =
+          add(Run{from + row * copy.from_stride + at, to + row * copy.to_stride + at, copy.from_stride, copy.to_stride,
+                  static_cast<uint32_t>(bytes / word), static_cast<uint32_t>(rows), word, 0});
       if (error != kSuccess) return error;
     }
   }
