@@ -4,6 +4,7 @@ option(KVSTRATA_BUILD_EXAMPLES "Build the examples and the mini engine" ${PROJEC
 option(KVSTRATA_BUILD_BENCHMARKS "Build the benchmarks" OFF)
 option(KVSTRATA_INSTALL "Generate the install rules" ${PROJECT_IS_TOP_LEVEL})
 option(KVSTRATA_WERROR "Treat warnings as errors" OFF)
+option(KVSTRATA_PRECOMPILE_HEADERS "Parse the headers that the library shares once, to build faster" OFF)
 set(_cuda off)
 if(PROJECT_IS_TOP_LEVEL)
   set(_cuda auto)
@@ -15,7 +16,7 @@ set(KVSTRATA_BUNDLED_ABSEIL "" CACHE PATH "Abseil's source, to be compiled into 
 
 # A misspelt switch would be ignored in silence and the wrong thing built: refuse it.
 set(KVSTRATA_OPTIONS KVSTRATA_BUILD_TESTS KVSTRATA_BUILD_EXAMPLES KVSTRATA_BUILD_BENCHMARKS KVSTRATA_INSTALL
-  KVSTRATA_WERROR KVSTRATA_ENABLE_CUDA KVSTRATA_SANITIZE KVSTRATA_BUNDLED_ABSEIL)
+  KVSTRATA_WERROR KVSTRATA_PRECOMPILE_HEADERS KVSTRATA_ENABLE_CUDA KVSTRATA_SANITIZE KVSTRATA_BUNDLED_ABSEIL)
 get_cmake_property(_cache_names CACHE_VARIABLES)
 list(FILTER _cache_names INCLUDE REGEX "^KVSTRATA_")
 foreach(_name IN LISTS _cache_names)

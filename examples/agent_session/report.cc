@@ -39,7 +39,7 @@ std::string ResultLine(const Outcome& o) {
                                                      {"recomputed_tokens", o.recomputed_tokens}};
   for (const auto& [name, value] : counts) out += std::string(" ") + name + "=" + std::to_string(value);
   out += " coverage=" + Format("%.2f", o.coverage());
-  out += std::string(" logits=") + (o.identical ? "identical" : "different");
+  out += o.identical ? " logits=identical" : " logits=different";
   out += " cold_s=" + Format("%.3f", o.cold_s) + " warm_s=" + Format("%.3f", o.warm_s);
   out += " stored_bytes_per_token=" + Format("%.1f", o.stored_bytes_per_token);
   out += " full_kv_bytes_per_token=" + std::to_string(o.full_kv_bytes_per_token);

@@ -17,8 +17,8 @@ options=(-DCMAKE_BUILD_TYPE=Debug -DCMAKE_C_FLAGS="-O0 -g0" -DCMAKE_CXX_FLAGS="-
   -DCMAKE_CXX_FLAGS_DEBUG= -DCMAKE_C_COMPILER="$cc" -DCMAKE_CXX_COMPILER="$cxx"
   -DCMAKE_CXX_COMPILER_LAUNCHER="$launcher")
 "$cmake" -S "$source" -B "$work/build" -G "$generator" "${options[@]}" -DKVSTRATA_BUILD_TESTS=OFF \
-  -DKVSTRATA_BUILD_EXAMPLES=OFF -DKVSTRATA_ENABLE_CUDA=off -DKVSTRATA_BUNDLED_ABSEIL="$abseil" \
-  -DCMAKE_INSTALL_LIBDIR=lib
+  -DKVSTRATA_BUILD_EXAMPLES=OFF -DKVSTRATA_ENABLE_CUDA=off -DKVSTRATA_PRECOMPILE_HEADERS=ON \
+  -DKVSTRATA_BUNDLED_ABSEIL="$abseil" -DCMAKE_INSTALL_LIBDIR=lib
 "$cmake" --build "$work/build" --parallel "$(nproc)"
 rm -rf "$work/prefix"
 "$cmake" --install "$work/build" --prefix "$work/prefix"
