@@ -17,7 +17,9 @@ constexpr uint64_t kFewer = 1;
 
 void FuzzCuda(const char* name, Fuzz fuzz, uint64_t cases) {
   const uint64_t before = kvstrata::test::GridLaunches();
+  kvstrata::test::SetFewBlocks(true);
   FuzzFunction(name, fuzz, cases / kFewer, {cuda::Table()});
+  kvstrata::test::SetFewBlocks(false);
   CHECK(kvstrata::test::GridLaunches() > before);
   for (const std::string& fault : kvstrata::test::TakeGridFaults()) FAIL_CHECK(fault);
 }

@@ -5,6 +5,7 @@
 #include <ucontext.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -34,6 +35,7 @@ uint32_t most_shared_bytes = 227u << 10;
 uint32_t multiprocessors = 2;
 std::vector<std::string> faults;
 LaunchSeen launched;
+bool few_blocks = false;
 
 class Stack {
  public:
@@ -288,6 +290,8 @@ void SetMostSharedBytes(uint32_t bytes) { most_shared_bytes = bytes; }
 
 void SetMultiprocessors(uint32_t count) { multiprocessors = count; }
 
+void SetFewBlocks(bool few) { few_blocks = few; }
+
 void OnLaunch(LaunchSeen seen) { launched = std::move(seen); }
 
 std::vector<std::string> TakeGridFaults() { return std::exchange(faults, {}); }
@@ -304,7 +308,8 @@ uint32_t MostSharedBytes() { return kvstrata::test::most_shared_bytes; }
 
 uint32_t Multiprocessors() { return kvstrata::test::multiprocessors; }
 
-void RunOnModel(const Grid& grid, const ModelKernel& kernel, const void* arguments) {
+void RunOnModel(const Grid& asked, const ModelKernel& kernel, const void* arguments) {
+  Grid grid = asked;
   static std::vector<std::unique_ptr<kvstrata::test::Stack>> stacks;
   ++kvstrata::test::launches;
   if (kvstrata::test::launched) {
@@ -326,6 +331,9 @@ void RunOnModel(const Grid& grid, const ModelKernel& kernel, const void* argumen
     return;
   }
   kvstrata::test::Rng rng(kvstrata::test::Mix(kvstrata::test::seed, kvstrata::test::launches));
+  if (kvstrata::test::few_blocks && kvstrata::test::launches % 2 == 0) {
+    grid.blocks = std::min<uint32_t>(grid.blocks, 1 + static_cast<uint32_t>(rng.Below(3)));
+  }
   // Blocks have no order either.
   std::vector<uint32_t> order(grid.blocks);
   for (uint32_t i = 0; i < grid.blocks; ++i) order[i] = i;

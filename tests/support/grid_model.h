@@ -34,6 +34,10 @@ void SetMostSharedBytes(uint32_t bytes);
 // How many multiprocessors the model says that it has: 2 at first, so that few queries are as rare as many.
 void SetMultiprocessors(uint32_t count);
 
+// Whether every second launch from now on has three blocks at most, so that a block has several pieces of work, one
+// after the other, as on a GPU only in calls that are too large for tests. For kernels that any grid will do for.
+void SetFewBlocks(bool few);
+
 // From now on kernels are only seen, and not run; with an empty function they run again.
 using LaunchSeen = std::function<void(const kernels::cuda::Grid& grid, const kernels::cuda::ModelKernel& kernel)>;
 void OnLaunch(LaunchSeen seen);
