@@ -289,7 +289,7 @@ uint32_t Cache::RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundR
     if (!inserted.ok() || !inserted->inserted) break;
     parent = inserted->node;
   }
-  if (taken > 0 && taken < blocks) CountCutRun(space, run.key, blocks - taken);
+  if (taken > 0) CountCutRun(space, run.key, blocks - taken);
   return taken;
 }
 
