@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our store against RocksDB, LMDB and a file for each value: the same values of 256 KiB, the same folder, durable at
 // the end of the puts, a cold page cache before the gets. Each family plays in several settings, and its best one is
-// what we are compared with, in alternating pairs.
+// what we are compared with, in alternating pairs. What a bare file reaches that takes a value with each write is the
+// most that a store could reach against this rival that writes a value at a time; it depends on the drive.
 //
 // usage: stores_benchmark [MIB]    how much is put in each run; 256 by default, so that all fits a minute
 #include <dirent.h>
@@ -27,6 +28,7 @@ namespace files = std::filesystem;
 using kvstrata::benchmarks::Fail;
 using kvstrata::benchmarks::Folder;
 using kvstrata::benchmarks::PrintTimedPairs;
+using kvstrata::benchmarks::RawFile;
 using kvstrata::benchmarks::Rival;
 using kvstrata::benchmarks::Rivals;
 using kvstrata::benchmarks::SecondsOf;
@@ -99,6 +101,7 @@ class Place {
 struct Names {
   const char* put;
   const char* put_goal;
+  const char* bare_put;
   const char* get;
   const char* get_goal;
 };
@@ -120,6 +123,9 @@ class Contest {
       PrintTimedPairs(
           names.put, names.put_goal, kPairs, [&] { return fresh.SecondsToPut(); }, [&] { return best.SecondsToPut(); },
           true);
+      PrintTimedPairs(
+          names.bare_put, "none", kPairs, [&] { return SecondsOfBarePut(); }, [&] { return best.SecondsToPut(); },
+          true);
     }
     Place best(folder_, Best(rivals, &Place::SecondsToGet), work_);
     best.SecondsToPut();
@@ -130,6 +136,18 @@ class Contest {
   }
 
  private:
+  // As many values into a new file, eight at a time.
+  double SecondsOfBarePut() {
+    const std::string path = folder_.path() + "/bare";
+    double seconds = 0;
+    {
+      RawFile file(path, work_.count, work_.value_bytes);
+      seconds = SecondsOf([&] { file.Write(); });
+    }
+    files::remove(path);
+    return seconds;
+  }
+
   Rival& Best(const Rivals& rivals, double (Place::*seconds)()) {
     Rival* best = nullptr;
     double least = std::numeric_limits<double>::infinity();
@@ -157,16 +175,20 @@ int main(int argc, char** argv) {
   if (mib == 0) Fail("usage: stores_benchmark [MIB]");
   Contest contest((mib << 20) / kValueBytes);
   contest.Against("RocksDB",
-                  {"stores.durable_put_vs_rocksdb_256k", ">=3.0", "stores.cold_get_vs_rocksdb_256k", ">=2.0"},
+                  {"stores.durable_put_vs_rocksdb_256k", ">=3.0", "stores.bare_put_vs_rocksdb_256k",
+                   "stores.cold_get_vs_rocksdb_256k", ">=2.0"},
                   kvstrata::benchmarks::MakeRocksDb());
-  contest.Against("LMDB", {"stores.durable_put_vs_lmdb_256k", ">=3.0", "stores.cold_get_vs_lmdb_256k", ">=2.0"},
+  contest.Against("LMDB",
+                  {"stores.durable_put_vs_lmdb_256k", ">=3.0", "stores.bare_put_vs_lmdb_256k",
+                   "stores.cold_get_vs_lmdb_256k", ">=2.0"},
                   kvstrata::benchmarks::MakeLmdb());
   contest.Against("a file for each value",
-                  {"stores.durable_put_vs_files_256k", ">=3.0", "stores.cold_get_vs_buffered_files_256k", ">=1.5"},
+                  {"stores.durable_put_vs_files_256k", ">=3.0", "stores.bare_put_vs_files_256k",
+                   "stores.cold_get_vs_buffered_files_256k", ">=1.5"},
                   kvstrata::benchmarks::MakeBufferedFiles());
-  contest.Against(
-      "a file for each value, direct",
-      {"stores.durable_put_vs_direct_files_256k", ">=3.0", "stores.cold_get_vs_direct_files_8_threads_256k", ">=1.0"},
-      kvstrata::benchmarks::MakeDirectFiles());
+  contest.Against("a file for each value, direct",
+                  {"stores.durable_put_vs_direct_files_256k", ">=3.0", "stores.bare_put_vs_direct_files_256k",
+                   "stores.cold_get_vs_direct_files_8_threads_256k", ">=1.0"},
+                  kvstrata::benchmarks::MakeDirectFiles());
   return 0;
 }
