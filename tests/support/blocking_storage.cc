@@ -91,4 +91,13 @@ absl::Status ListAll(storage::Storage& storage, uint64_t limit, std::vector<stor
   return absl::OkStatus();
 }
 
+absl::Status VisitAll(storage::Storage& storage, std::vector<storage::ListEntry>* entries, uint64_t* skipped) {
+  entries->clear();
+  const auto take = [entries](const storage::RecordView& record) {
+    std::vector<std::byte> meta(record.meta.begin(), record.meta.end());
+    entries->push_back({record.key, record.payload_bytes, record.stored_bytes, std::move(meta)});
+  };
+  return storage.Visit(take, skipped);
+}
+
 }  // namespace kvstrata::test

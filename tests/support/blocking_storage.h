@@ -59,5 +59,8 @@ absl::StatusOr<std::string> ReadNow(core::storage::Storage& storage, const core:
 // All pages, `limit` records each.
 absl::Status ListAll(core::storage::Storage& storage, uint64_t limit, std::vector<core::storage::ListEntry>* entries,
                      uint64_t* skipped = nullptr);
+// What Visit tells of.
+absl::Status VisitAll(core::storage::Storage& storage, std::vector<core::storage::ListEntry>* entries,
+                      uint64_t* skipped);
 
 }  // namespace kvstrata::test

@@ -30,6 +30,7 @@ using kvstrata::test::KeyOf;
 using kvstrata::test::ListAll;
 using kvstrata::test::PutNow;
 using kvstrata::test::ReadNow;
+using kvstrata::test::VisitAll;
 
 namespace {
 
@@ -205,18 +206,20 @@ TEST_CASE("meta may have 4096 bytes and no more") {
   CHECK(base::AsText(entries[0].meta) == meta);
 }
 
-TEST_CASE("a listing returns every record once, whatever its page size") {
+TEST_CASE("a listing returns every record once, whatever its page size, and a visit tells of the same") {
   const auto backend = Make(AnyBackend());
   std::map<storage::Key, uint64_t> expected;
   for (uint64_t i = 0; i < 60; ++i) {
     expected[KeyOf(i)] = i;
     REQUIRE(PutNow(*backend->store, KeyOf(i), std::string(i, 'p'), std::to_string(i)).status.ok());
   }
-  for (const uint64_t limit : {1u, 2u, 7u, 59u, 60u, 61u, 1000u}) {
-    CAPTURE(limit);
+  for (const uint64_t limit : {1u, 2u, 7u, 59u, 60u, 61u, 1000u, 0u}) {
+    CAPTURE(limit);  // 0: a visit
     std::vector<storage::ListEntry> entries;
-    uint64_t skipped = 0;
-    REQUIRE(ListAll(*backend->store, limit, &entries, &skipped).ok());
+    uint64_t skipped = 99;
+    const absl::Status status = limit == 0 ? VisitAll(*backend->store, &entries, &skipped)
+                                           : ListAll(*backend->store, limit, &entries, &skipped);
+    REQUIRE(status.ok());
     CHECK(skipped == 0);
     std::map<storage::Key, uint64_t> found;
     for (const storage::ListEntry& entry : entries) {

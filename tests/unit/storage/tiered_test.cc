@@ -27,6 +27,7 @@ using kvstrata::test::ListAll;
 using kvstrata::test::PutNow;
 using kvstrata::test::ReadNow;
 using kvstrata::test::StorageCall;
+using kvstrata::test::VisitAll;
 
 namespace {
 
@@ -313,6 +314,9 @@ TEST_CASE("a record that cannot be written below is a miss, an older one does no
   CHECK(CodeOf(ReadNow(*tiers.store, KeyOf(1)).status()) == Code::kNotFound);
   std::vector<storage::ListEntry> entries;
   REQUIRE(ListAll(*tiers.store, 10, &entries).ok());
+  CHECK(entries.empty());
+  uint64_t skipped = 0;
+  REQUIRE(VisitAll(*tiers.store, &entries, &skipped).ok());
   CHECK(entries.empty());
   CHECK(tiers.store->Sync().ok());
   REQUIRE(PutNow(*tiers.store, KeyOf(1), "newer").status.ok());
