@@ -41,6 +41,17 @@ TEST_CASE("a prompt is stored once, however its chunks are cut and however many 
   store.CheckAccounts();
 }
 
+TEST_CASE("a worker gives staging memory back that is not used any more") {
+  Store store(HybridLayout());
+  store.Open();
+  engine::StagingPool& staging = *store.cache().staging();
+  // Large enough to lie on pages of its own; what looks after it comes with a put.
+  REQUIRE(staging.TryAcquire(512 << 10, -1).ok());
+  REQUIRE(staging.unsettled());
+  store.StorePrompt(MakeTokens(61, 1));
+  Await([&] { return !staging.unsettled(); });
+}
+
 TEST_CASE("two writers of one prompt, in turns, store each block once") {
   Store store(HybridLayout());
   store.Open();
