@@ -369,7 +369,7 @@ TEST_CASE("one damaged copy of the superblock does no harm, two close the store,
   CHECK(Slurp(root + "/super") == later);
 }
 
-TEST_CASE("a flipped bit of a journal costs the records of its flush at most, and changes none") {
+TEST_CASE("a flipped bit of a journal costs the records of its flush and of later ones, and changes none") {
   TempDir directory(TempDir::Place::kMemory);
   const std::string root = directory / "store";
   {
@@ -391,7 +391,45 @@ TEST_CASE("a flipped bit of a journal costs the records of its flush at most, an
     REQUIRE(store->stats().torn_logs == 1);
     REQUIRE(ReadNow(*store, KeyOf(0)).value() == "payload 0");
     REQUIRE_FALSE(store->Stat(KeyOf(1)).value().has_value());
+    // The journal ends where no entry begins (FORMAT.md, "Opening").
+    REQUIRE_FALSE(store->Stat(KeyOf(2)).value().has_value());
   }
+}
+
+TEST_CASE("of two records that a damaged journal gives the same units, the later one is right, and the other a miss") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  // Each more than half of the store, so the second lies where the first was.
+  const std::string first(5 << 20, '1');
+  const std::string second(5 << 20, '2');
+  {
+    const Store store = Open(root);
+    REQUIRE(PutNow(*store, KeyOf(1), first).status.ok());
+    REQUIRE(store->Sync().ok());
+    REQUIRE(store->Remove(KeyOf(1)).ok());
+  }
+  {
+    const Store store = Open(root);  // begins another journal
+    REQUIRE(PutNow(*store, KeyOf(2), second).status.ok());
+  }
+  // Nothing tells any more that the first record was removed.
+  const std::string journal = root + "/journal-0001.log";
+  std::string bytes = Slurp(journal);
+  REQUIRE(bytes[8192] == 56);  // a removal
+  bytes.replace(8192, 4096, 4096, '\0');
+  Spill(journal, bytes);
+  {
+    const Store store = Open(root);
+    CHECK(store->stats().dropped_at_open == 1);
+    CHECK_FALSE(store->Stat(KeyOf(1)).value().has_value());
+    CHECK(ReadNow(*store, KeyOf(2)).value() == second);
+    // Its units are not given away.
+    CHECK(CodeOf(PutNow(*store, KeyOf(3), first).status) != Code::kOk);
+  }
+  const Store store = Open(root);
+  CHECK(store->stats().dropped_at_open == 0);
+  CHECK(Listed(*store) == 1);
+  CHECK(ReadNow(*store, KeyOf(2)).value() == second);
 }
 
 TEST_CASE("a segment that is gone or cut short makes misses of its records, and they are forgotten") {
