@@ -87,7 +87,8 @@ absl::Status CheckExtents(const LogEntryView& entry) {
 
 uint64_t BytesOfEntry(EntryKind kind, size_t extents, size_t meta_bytes) {
   if (kind == EntryKind::kRemove) return kEntryHeadBytes;
-  return (kPutHeadBytes + extents * kExtentBytes + meta_bytes + 7) / 8 * 8;
+  return (kPutHeadBytes + extents * kExtentBytes + meta_bytes + kEntryAlignment - 1) / kEntryAlignment *
+         kEntryAlignment;
 }
 
 // Behind the head of a put: the fields of its own, up to the padding.
@@ -253,6 +254,23 @@ absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offse
   }
   entry->entry_bytes = size;
   return absl::OkStatus();
+}
+
+bool LooksLikeEntry(base::ByteView bytes) {
+  if (bytes.size() < kEntryHeadBytes) return false;
+  base::ByteReader reader(bytes);
+  uint32_t size = 0;
+  uint8_t kind = 0, extents = 0;
+  uint16_t meta_bytes = 0;
+  reader.Read(&size);
+  reader.Read(&kind);
+  reader.Read(&extents);
+  reader.Read(&meta_bytes);
+  const bool put = kind == static_cast<uint8_t>(EntryKind::kPut);
+  const bool empty = kind == static_cast<uint8_t>(EntryKind::kRemove) && extents == 0 && meta_bytes == 0;
+  if (!put && !empty) return false;
+  if (extents > kMaxExtents || meta_bytes > kMaxEntryMetaBytes || size > bytes.size()) return false;
+  return size == BytesOfEntry(static_cast<EntryKind>(kind), extents, meta_bytes);
 }
 
 absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64_t offset, uint64_t* entry_bytes) {

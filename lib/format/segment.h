@@ -105,6 +105,7 @@ struct LogEntry {
 
 // What is the same in every entry, then: payload_bytes 8, last_use 4, reserved 4; the extents, 12 each; the meta; zeros
 // up to a multiple of 8.
+inline constexpr size_t kEntryAlignment = 8;
 inline constexpr size_t kEntryHeadBytes = 56;
 inline constexpr size_t kPutHeadBytes = kEntryHeadBytes + 16;
 inline constexpr size_t kMaxEntryBytes = kPutHeadBytes + kMaxExtents * 12 + kMaxEntryMetaBytes;
@@ -134,5 +135,7 @@ void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vec
 absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64_t offset, uint64_t* entry_bytes);
 // The same without a copy of the meta. `*entry` is unspecified on failure.
 absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offset, LogEntryView* entry);
+// Whether the kind and the sizes at the beginning of `bytes` agree as those of an entry do: to look for one quickly.
+bool LooksLikeEntry(base::ByteView bytes);
 
 }  // namespace kvstrata::core::format

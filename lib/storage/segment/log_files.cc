@@ -136,27 +136,50 @@ absl::StatusOr<bool> LogReader::Next(bool live, uint64_t* offset, uint64_t* at, 
   *at = *offset;
   absl::StatusOr<bool> read = ReadAt(*at, entry);
   if (read.ok() && !*read) {
-    *torn = *torn || TornAt(*at);
-    const uint64_t block = BlockAtOrBehind(*offset);
-    if (block == *offset) return read;
-    *at = block;
-    read = ReadAt(*at, entry);
-    if (read.ok() && !*read) *torn = *torn || TornAt(*at);
-    // What lies before an entry was written before it: what is not there once the entry has been seen never will be.
-    if (live && read.ok() && *read) {
-      LogReader again(directory_, log_, nullptr, format::kMaxEntryBytes);
-      format::LogEntryView earlier;
-      const absl::StatusOr<bool> found = again.ReadAt(*offset, &earlier);
-      if (!found.ok()) return found;
-      if (*found) {
-        window_.clear();
-        *at = *offset;
-        read = ReadAt(*at, entry);
-      }
+    const bool journal = log_->header.kind == format::LogKind::kJournal;
+    *torn = *torn || !journal || TornAt(*offset);
+    if (journal) read = ReadNextFlush(live, *offset, at, torn, entry);
+    if (read.ok() && !*read && !(journal && live)) {
+      read = ReadBehindDamage(*offset, at, entry);
+      *torn = *torn || (read.ok() && *read);
     }
   }
   if (read.ok() && *read) *offset = *at + entry->entry_bytes;
   return read;
+}
+
+absl::StatusOr<bool> LogReader::ReadNextFlush(bool live, uint64_t offset, uint64_t* at, bool* torn,
+                                              format::LogEntryView* entry) {
+  const uint64_t block = BlockAtOrBehind(offset);
+  if (block == offset) return false;
+  *at = block;
+  const absl::StatusOr<bool> read = ReadAt(block, entry);
+  if (read.ok() && !*read) *torn = *torn || TornAt(block);
+  if (!live || !read.ok() || !*read) return read;
+  // What lies before an entry was written before it: what is not there once the entry has been seen never will be.
+  LogReader again(directory_, log_, nullptr, format::kMaxEntryBytes);
+  format::LogEntryView earlier;
+  const absl::StatusOr<bool> found = again.ReadAt(offset, &earlier);
+  if (!found.ok()) return found;
+  if (!*found) return read;
+  window_.clear();
+  *at = offset;
+  return ReadAt(offset, entry);
+}
+
+// An entry's checksum knows its place and this writing of the file: nothing else passes for one.
+absl::StatusOr<bool> LogReader::ReadBehindDamage(uint64_t offset, uint64_t* at, format::LogEntryView* entry) {
+  while (damage_left_ >= format::kEntryAlignment) {
+    damage_left_ -= format::kEntryAlignment;
+    offset += format::kEntryAlignment;
+    *at = offset;
+    const absl::StatusOr<base::ByteView> view = View(offset, format::kMaxEntryBytes);
+    if (!view.ok()) return view.status();
+    if (view->size() < format::kEntryHeadBytes) return false;
+    if (!format::LooksLikeEntry(*view)) continue;
+    if (format::DecodeEntryView(*view, log_->header.salt, offset, entry).ok()) return true;
+  }
+  return false;
 }
 
 bool LogReader::TornAt(uint64_t offset) {

@@ -53,6 +53,9 @@ class LogReader {
  public:
   // Read at once: large enough that reading a log costs as much as copying it.
   static constexpr size_t kWindowBytes = 256 * 1024;
+  // In which it looks for the next intact entry, in all: many times what a drive loses at once, and so little that
+  // bytes made to look like entries, each 8 of which want a checksum of kMaxEntryBytes, hold it up by a second at most.
+  static constexpr uint64_t kMaxDamageBytes = 4u << 20;
   // `image`: the log's, as far as it has been read already, or null. `window_bytes`: an entry's most, at least.
   LogReader(const Directory& directory, Log log, std::shared_ptr<LogImage> image = nullptr,
             size_t window_bytes = kWindowBytes)
@@ -61,9 +64,10 @@ class LogReader {
   // False where no intact entry begins at `offset`: a journal's end, or damage. Its meta stays until the next call.
   // An error only where the file could not be read.
   absl::StatusOr<bool> ReadAt(uint64_t offset, format::LogEntryView* entry);
-  // Of a journal: the entry at `*offset` or, where a flush ended there, at the next block; `*at` is where. `*offset`
-  // moves behind it, or stays at the end, where there is none: false. `*torn` is set when something that is no entry
-  // lay in between. `live`: its writer may be adding to it.
+  // The entry at `*offset` or, where a journal's flush ended there, at the next block, or else the first one behind the
+  // damage; `*at` is where. `*offset` moves behind it, or stays at the end, where there is none: false. `*torn` is set
+  // when something that is no entry lay in between. `live`: a journal whose writer may be adding to it; what looks like
+  // damage may be on its way there, and nothing behind it is looked for.
   absl::StatusOr<bool> Next(bool live, uint64_t* offset, uint64_t* at, bool* torn, format::LogEntryView* entry);
   // Whether there are bytes other than 0 between `offset`, where no intact entry begins, and the end of its block:
   // something was cut off there.
@@ -71,6 +75,9 @@ class LogReader {
   const Log& log() const { return log_; }
 
  private:
+  // Of a journal: at the block behind `offset`, where no entry begins.
+  absl::StatusOr<bool> ReadNextFlush(bool live, uint64_t offset, uint64_t* at, bool* torn, format::LogEntryView* entry);
+  absl::StatusOr<bool> ReadBehindDamage(uint64_t offset, uint64_t* at, format::LogEntryView* entry);
   // Up to `bytes` bytes from `offset` on; fewer at the end of the file.
   absl::StatusOr<base::ByteView> View(uint64_t offset, size_t bytes);
 
@@ -78,6 +85,7 @@ class LogReader {
   const Log log_;
   const std::shared_ptr<LogImage> image_;
   const size_t window_bytes_;
+  uint64_t damage_left_ = kMaxDamageBytes;  // that may still be passed over
   uint64_t window_at_ = 0;
   std::vector<std::byte> window_;
 };

@@ -313,15 +313,12 @@ absl::Status SegmentStore::Replay(const Log& log, const std::shared_ptr<LogImage
   format::LogEntryView entry;
   while (!counted || entries < header.entries) {
     uint64_t at = offset;
-    const absl::StatusOr<bool> read =
-        counted ? reader.ReadAt(offset, &entry) : reader.Next(read_only_, &offset, &at, &torn, &entry);
+    const absl::StatusOr<bool> read = reader.Next(read_only_, &offset, &at, &torn, &entry);
     if (!read.ok()) return read.status();
     if (!*read) break;
     if (!apply(entry, at)) return NoMemory();
-    if (counted) offset += entry.entry_bytes;
     ++entries;
   }
-  torn = torn || (counted && entries < header.entries);
   if (!counted) {
     older_journal_bytes_ += offset - format::kLogBodyOffset;
     followed_.journal = log;
