@@ -3,8 +3,6 @@
 // eviction in space.cc, puts in put.cc, namespaces in name_space.cc, verification in verify.cc.
 #include "lib/engine/cache.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -13,6 +11,7 @@
 #include "lib/base/status.h"
 #include "lib/engine/io.h"
 #include "lib/engine/put.h"
+#include "lib/storage/quiet_thread.h"
 
 namespace kvstrata::core::engine {
 namespace {
@@ -137,14 +136,13 @@ absl::StatusOr<std::shared_ptr<Cache>> Cache::Open(CacheOptions options) {
     cache->closed_ = true;
     return status;
   }
-  // Threads of a library take no signals: the process's handlers run on its own threads.
-  sigset_t all, before;
-  sigfillset(&all);
-  pthread_sigmask(SIG_SETMASK, &all, &before);
+  cache->workers_.reserve(cache->options_.threads);
   for (uint32_t i = 0; i < cache->options_.threads; ++i) {
-    cache->workers_.emplace_back([self = cache.get(), i] { self->WorkerLoop(i); });
+    absl::StatusOr<std::thread> worker = storage::StartQuietThread("kvstrata-" + std::to_string(i),
+                                                                   [self = cache.get(), i] { self->WorkerLoop(i); });
+    if (!worker.ok()) return worker.status();
+    cache->workers_.push_back(*std::move(worker));
   }
-  pthread_sigmask(SIG_SETMASK, &before, nullptr);
   return cache;
 }
 
@@ -221,7 +219,6 @@ absl::Status Cache::Close(std::chrono::nanoseconds patience, CloseInfo* info) {
 }
 
 void Cache::WorkerLoop(uint32_t index) {
-  pthread_setname_np(pthread_self(), ("kvstrata-" + std::to_string(index)).c_str());
   while (true) {
     std::function<void()> job;
     {

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Handles destroyed in any order; one writer of a directory at a time. What every function does after a close and in a
 // forked child: every_function_test.cc.
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -41,7 +44,52 @@ Handles MakeHandles(World* world, const Sequence& stored) {
   return handles;
 }
 
+// What an opening comes to with `threads` threads at most, as a user who has none yet. 0: refused as it should be, and
+// it opens once there may be more; 1: opened at once; else what was wrong.
+int OpenWithThreads(kvstrata_cache_options options, rlim_t threads) {
+  const rlim_t process = 1;
+  const rlimit few{process + threads, 1000}, enough{1000, 1000};
+  if (setrlimit(RLIMIT_NPROC, &few) != 0 || setuid(61'234) != 0) return 10;
+  sigset_t before, after;
+  pthread_sigmask(SIG_SETMASK, nullptr, &before);
+  Error error;
+  CacheHandle cache;
+  const kvstrata_status status = kvstrata_cache_open(&options, Out(cache), &error);
+  pthread_sigmask(SIG_SETMASK, nullptr, &after);
+  for (const int signal : {SIGINT, SIGTERM, SIGUSR1, SIGCHLD}) {
+    if (sigismember(&before, signal) != sigismember(&after, signal)) return 11;
+  }
+  if (status == KVSTRATA_OK) return 1;
+  if (status != KVSTRATA_E_IO || error.native_code != EAGAIN || cache != nullptr) return 12;
+  if (setrlimit(RLIMIT_NPROC, &enough) != 0) return 13;
+  return kvstrata_cache_open(&options, Out(cache), nullptr) == KVSTRATA_OK ? 0 : 14;
+}
+
 }  // namespace
+
+TEST_CASE("an opening that is refused a thread says so, and leaves nothing behind", "[capi]") {
+  if (geteuid() != 0) {
+    WARN("skipped: only root can become a user without threads");
+    return;
+  }
+  TempDir directory;
+  std::filesystem::permissions(directory.path(), std::filesystem::perms::all);
+  int refusals = 0;
+  for (rlim_t threads = 0;; ++threads) {
+    CAPTURE(threads);
+    const std::string path = directory / std::to_string(threads);
+    auto options = Sized<kvstrata_cache_options>();
+    options.path = path.c_str();
+    options.capacity_bytes = 64 << 20;
+    options.memory_bytes = 8 << 20;
+    const int found = RunInChild([&] { return OpenWithThreads(options, threads); });
+    if (found == 1) break;
+    REQUIRE(found == 0);
+    ++refusals;
+  }
+  // The engine's own two, the tier's and the file backend's at least.
+  CHECK(refusals >= 4);
+}
 
 TEST_CASE("handles are destroyed in any order", "[capi]") {
   int order[] = {0, 1, 2, 3, 4};
