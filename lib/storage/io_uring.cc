@@ -111,6 +111,10 @@ class IoUring final : public ReadRing {
     Store(tail_, tail + 1);
   }
 
+  void Begin() override {
+    if (!broken_ && *tail_ != Load(head_)) Enter(0);
+  }
+
   bool Wait(absl::FunctionRef<void(uint64_t, int64_t)> done) override {
     if (!broken_) Enter(1);
     if (broken_) {

@@ -20,9 +20,11 @@ class ReadRing {
  public:
   virtual ~ReadRing() = default;
 
-  // Notes a read; the next Wait begins it. The pieces, their array included, stay valid until it is done. The caller
-  // has at most as many in hand as the ring was made for.
+  // Notes a read; the next Begin or Wait begins it. The pieces, their array included, stay valid until it is done. The
+  // caller has at most as many in hand as the ring was made for.
   virtual void Add(int fd, std::span<const iovec> to, uint64_t offset, uint64_t number) = 0;
+  // Begins what was noted, as far as the ring takes it now; a Wait begins the rest.
+  virtual void Begin() = 0;
   // Begins what was noted, waits until something is done or Wake was called, and calls `done` with the number and the
   // bytes read (a negative errno when it failed) for each that is. False when the ring takes no more reads: those that
   // were not begun have been done with an error.

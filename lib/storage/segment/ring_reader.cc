@@ -19,7 +19,8 @@ absl::Status RingReader::Start(Os& os) {
   if (ring_ == nullptr) return absl::OkStatus();
   slots_.resize(kDepth);
   spares_ = std::make_unique<Spare[]>(kDepth);
-  begun_.reserve(kDepth);
+  waiting_.reserve(kDepth);
+  finished_.reserve(kDepth);
   {
     base::MutexLock lock(mutex_);
     new_.reserve(kDepth);
@@ -59,25 +60,35 @@ bool RingReader::Take(const Request& request) {
   slots_[number].request = request;
   new_.push_back(number);
   // Else it has been woken for another one and has not looked yet.
-  if (new_.size() == 1) ring_->Wake();
+  if (new_.size() == 1 && !full_) ring_->Wake();
   return true;
 }
 
 bool RingReader::Collect() {
   base::MutexLock lock(mutex_);
-  begun_.swap(new_);
+  waiting_.insert(waiting_.end(), new_.begin(), new_.end());
   new_.clear();
-  return stopping_ && begun_.empty();
+  full_ = false;
+  return stopping_ && waiting_.empty();
 }
 
 void RingReader::Run() {
   const auto on_read = [this](uint64_t number, int64_t result) { OnRead(static_cast<uint32_t>(number), result); };
-  while (!Collect()) {
-    for (const uint32_t number : begun_) Begin(number);
-    if (!ring_->Wait(on_read)) break;
+  bool going = true;
+  while (going && !Collect()) {
+    BeginWaiting();
+    if (finished_.empty()) {
+      going = ring_->Wait(on_read);
+    } else {
+      ring_->Begin();
+      CompleteFinished();
+    }
   }
   End();
-  while (in_flight_ > 0) ring_->Wait(on_read);
+  while (in_flight_ > 0) {
+    ring_->Wait(on_read);
+    CompleteFinished();
+  }
 }
 
 void RingReader::End() {
@@ -85,10 +96,24 @@ void RingReader::End() {
   {
     base::MutexLock lock(mutex_);
     stopping_ = true;
-    begun_.swap(new_);
+    waiting_.insert(waiting_.end(), new_.begin(), new_.end());
     new_.clear();
   }
-  for (const uint32_t number : begun_) HandOn(number);
+  for (const uint32_t number : waiting_) HandOn(number);
+  CompleteFinished();
+}
+
+void RingReader::BeginWaiting() {
+  size_t begun = 0;
+  for (; begun < waiting_.size(); ++begun) {
+    const uint32_t number = waiting_[begun];
+    if (bytes_in_flight_ > 0 && bytes_in_flight_ + BytesOf(number) > kBytesInFlight) break;
+    Begin(number);
+  }
+  waiting_.erase(waiting_.begin(), waiting_.begin() + static_cast<ptrdiff_t>(begun));
+  if (waiting_.empty()) return;
+  base::MutexLock lock(mutex_);
+  full_ = true;
 }
 
 void RingReader::Begin(uint32_t number) {
@@ -96,7 +121,10 @@ void RingReader::Begin(uint32_t number) {
   slot.taken = 0;
   try {
     const absl::Status status = store_.BeginGet(std::get<Get>(slot.request.operation), &slot.pin.emplace());
-    if (status.ok()) return Next(number);
+    if (status.ok()) {
+      bytes_in_flight_ += BytesOf(number);
+      return Next(number);
+    }
     slot.pin.reset();
     Complete(number, {status, 0});
   } catch (const std::bad_alloc&) {
@@ -110,8 +138,9 @@ void RingReader::Next(uint32_t number) {
   const Get& get = std::get<Get>(slot.request.operation);
   const uint64_t left = get.destination.size() - slot.taken;
   if (left == 0) {
-    ++completed_;
-    return Complete(number, {absl::OkStatus(), slot.taken});
+    bytes_in_flight_ -= BytesOf(number);
+    finished_.push_back(number);
+    return;
   }
   const DataFiles::Part part = store_.PartOf(*slot.pin, get.offset + slot.taken, left);
   const base::MutableBytes to =
@@ -127,7 +156,10 @@ void RingReader::OnRead(uint32_t number, int64_t result) {
   --in_flight_;
   Slot& slot = slots_[number];
   // The end of the file as well: a thread finds it again and says so.
-  if (result <= 0) return HandOn(number);
+  if (result <= 0) {
+    bytes_in_flight_ -= BytesOf(number);
+    return HandOn(number);
+  }
   slot.landing->Advance(static_cast<uint64_t>(result));
   if (slot.landing->pieces().empty()) {
     slot.landing->Finish();
@@ -135,6 +167,14 @@ void RingReader::OnRead(uint32_t number, int64_t result) {
   }
   ring_->Add(slot.fd, slot.landing->pieces(), slot.landing->offset(), number);
   ++in_flight_;
+}
+
+void RingReader::CompleteFinished() {
+  for (const uint32_t number : finished_) {
+    ++completed_;
+    Complete(number, {absl::OkStatus(), BytesOf(number)});
+  }
+  finished_.clear();
 }
 
 Request RingReader::Release(uint32_t number) {

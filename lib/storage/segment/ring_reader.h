@@ -5,8 +5,10 @@
 //
 // Invariants:
 //   I1. A request that was taken completes once, or is handed on once.
-//   I2. At most kDepth are taken at one time; another is refused, not queued.
+//   I2. At most kDepth are taken at one time; another is refused. Of these the kernel has kBytesInFlight, or one, and
+//       the others wait, first come, first begun.
 //   I3. Taking one allocates no more than its record's extents.
+//   I4. What waits is begun before what has been read is completed: the drive is not to wait for whoever asked.
 //
 // Thread rule: Take, running and completed on any thread at once; Start, Stop and the destructor on one at a time, Stop
 // when nothing is taken any more (the gate is closed and empty).
@@ -31,6 +33,9 @@ class RingReader {
  public:
   // Reads of 256 KiB are at a drive's full rate with 8 in flight, small ones with 32.
   static constexpr uint32_t kDepth = 32;
+  // Eight reads of a MiB are a drive's full rate, too. One that says of many reads at once that they are done, as
+  // drives of virtual machines do, would else leave those who asked with nothing to do, and then have nothing itself.
+  static constexpr uint64_t kBytesInFlight = 8u << 20;
 
   // `done` after the completion of a request has returned. `hand_on` gets a request that is to be done by other means.
   RingReader(SegmentStore& store, std::function<void()> done, std::function<void(const Request&)> hand_on);
@@ -62,14 +67,17 @@ class RingReader {
   };
 
   void Run();
-  // Moves what was handed over since to begun_; whether the thread is to end.
+  // Moves what was handed over since to waiting_; whether the thread is to end.
   bool Collect();
+  void BeginWaiting();
   // Nothing more is taken; what has been is handed on, or comes in.
   void End();
   void Begin(uint32_t number);
-  // Adds the next part of a get, or completes it when there is none.
+  // Adds the next part of a get; one that has none is finished.
   void Next(uint32_t number);
   void OnRead(uint32_t number, int64_t result);
+  void CompleteFinished();
+  uint64_t BytesOf(uint32_t number) const { return std::get<Get>(slots_[number].request.operation).destination.size(); }
   // Both give the number back first.
   void Complete(uint32_t number, const Result& result);
   void HandOn(uint32_t number);
@@ -85,13 +93,18 @@ class RingReader {
   // Each belongs to who has its number: the free list, a Take, the list of the new, the thread.
   std::vector<Slot> slots_;
   std::unique_ptr<Spare[]> spares_;
-  // The thread's own: what it is to begin, and how many reads the ring has.
-  std::vector<uint32_t> begun_;
+  // The thread's own: gets to be begun; those that are, as many as the ring's reads, and their bytes; those that have
+  // been read.
+  std::vector<uint32_t> waiting_;
   uint32_t in_flight_ = 0;
+  uint64_t bytes_in_flight_ = 0;
+  std::vector<uint32_t> finished_;
 
   base::Mutex mutex_;
   std::vector<uint32_t> free_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> new_ ABSL_GUARDED_BY(mutex_);
+  // Nothing more is begun until a read is done, which wakes the thread.
+  bool full_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <deque>
 #include <memory>
@@ -50,12 +51,31 @@ class FakeRing final : public storage::ReadRing {
     // After so many reads nothing is taken any more; 0: never.
     uint64_t break_after = 0;
   };
-  explicit FakeRing(Manners manners) : manners_(manners) {}
+  // What a test sees of it.
+  struct Sight {
+    std::atomic<bool> held{false};  // no read is carried out
+    std::atomic<uint64_t> begun{0};
+    std::atomic<uint64_t> most_bytes{0};  // noted at one time
+  };
+  explicit FakeRing(Manners manners, Sight* sight = nullptr) : manners_(manners), sight_(sight) {}
 
   void Add(int fd, std::span<const iovec> to, uint64_t offset, uint64_t number) override {
     added_.push_back({fd, to, offset, number});
+    noted_ += 1;
+  }
+  // Carries nothing out before a Wait.
+  void Begin() override {
+    if (sight_ == nullptr) return;
+    uint64_t bytes = 0;
+    for (const Read& read : added_) {
+      for (const iovec& piece : read.to) bytes += piece.iov_len;
+    }
+    sight_->begun = noted_;
+    sight_->most_bytes = std::max<uint64_t>(sight_->most_bytes, bytes);
   }
   bool Wait(absl::FunctionRef<void(uint64_t, int64_t)> done) override {
+    Begin();
+    while (sight_ != nullptr && sight_->held) std::this_thread::yield();
     {
       base::MutexLock lock(mutex_);
       while (added_.empty() && !woken_) changed_.Wait(mutex_);
@@ -93,6 +113,8 @@ class FakeRing final : public storage::ReadRing {
   }
 
   const Manners manners_;
+  Sight* const sight_;
+  uint64_t noted_ = 0;
   uint64_t reads_ = 0;
   std::deque<Read> added_;
   base::Mutex mutex_;
@@ -102,13 +124,16 @@ class FakeRing final : public storage::ReadRing {
 
 class RingOs : public FaultyOs {
  public:
-  explicit RingOs(FakeRing::Manners manners) : manners_(manners) {}
-  std::unique_ptr<storage::ReadRing> MakeReadRing(uint32_t) override { return std::make_unique<FakeRing>(manners_); }
+  explicit RingOs(FakeRing::Manners manners, FakeRing::Sight* sight = nullptr) : manners_(manners), sight_(sight) {}
+  std::unique_ptr<storage::ReadRing> MakeReadRing(uint32_t) override {
+    return std::make_unique<FakeRing>(manners_, sight_);
+  }
   // The fake ring reads what is written on any file system, so any is as good as one with direct I/O.
   int SetDirect(int, bool) override { return 0; }
 
  private:
   const FakeRing::Manners manners_;
+  FakeRing::Sight* const sight_;
 };
 
 storage::SegmentOptions Options(const std::string& path, storage::Os* os) {
@@ -255,6 +280,41 @@ TEST_CASE("a ring that breaks is left alone, and nothing is lost") {
   for (int round = 0; round < 3; ++round) CHECK(WrongGets(*store) == 0);
   CHECK(store->stats().ring == 0);
   CHECK(store->stats().ring_gets <= manners.break_after);
+}
+
+TEST_CASE("the drive has its next reads before the last ones are told of, eight mebibytes at a time") {
+  TempDir directory;
+  FakeRing::Sight sight;
+  RingOs os({}, &sight);
+  const auto store = Open(Options(directory / "store", &os));
+  static constexpr size_t kBytes = 1 << 20, kCount = 32, kAtDrive = 8;
+  const std::string payload(kBytes, 'p');
+  REQUIRE(PutNow(*store, KeyOf(1), payload).status.ok());
+  struct Told {
+    const FakeRing::Sight* sight;
+    std::atomic<uint64_t> count{0};
+    std::atomic<uint64_t> late{0};  // of reads that had been done: the drive had not the next ones then
+  } told{&sight};
+  const auto tell = [](void* user, const storage::Result& result) {
+    Told& to = *static_cast<Told*>(user);
+    const uint64_t before = to.count++;
+    if (!result.status.ok() || to.sight->begun < std::min<uint64_t>(kCount, before + 1 + kAtDrive)) ++to.late;
+  };
+  const Rooms rooms(kCount, kBytes);
+  std::vector<storage::Request> requests;
+  for (size_t i = 0; i < kCount; ++i) {
+    requests.push_back({storage::Get{KeyOf(1), 0, {rooms.At(i, 0), kBytes}}, {tell, &told}});
+  }
+  // All are there before the first is done.
+  sight.held = true;
+  REQUIRE(store->Submit(requests).ok());
+  sight.held = false;
+  while (told.count < kCount) std::this_thread::yield();
+  CHECK(told.late == 0);
+  CHECK(sight.most_bytes == kAtDrive * kBytes);
+  REQUIRE(store->Close(std::chrono::nanoseconds::max()).ok());
+  CHECK(store->stats().ring_gets == kCount);
+  for (size_t i = 0; i < kCount; ++i) CHECK(base::AsText({rooms.At(i, 0), kBytes}) == payload);
 }
 
 TEST_CASE("a record replaced and removed while the ring reads it comes back as one of those that were put") {
