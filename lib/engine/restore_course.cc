@@ -12,10 +12,11 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// Reads in flight of one restore, and their bytes. Eight of a MiB keep a drive busy (limits 1.2); the rest is for what
-// has come and waits its turn, since they are used in order, or for a worker that has to wait for a processor.
+// Reads in flight of one restore, and their bytes. Eight of a MiB keep a drive busy (limits 1.2); the rest is what the
+// storage begins while those that have come are used. With more memory than this it leaves the caches before it is
+// used: 0.92 of the drive's rate instead of 0.94 with 16 MiB on the machine measured; with 10 MiB it was 0.90.
 constexpr size_t kReadsInFlight = 24;
-constexpr uint64_t kBytesInFlight = 16u << 20;
+constexpr uint64_t kBytesInFlight = 12u << 20;
 // Reads that were used and whose rows are on their way to a device: one copied while the next one is proven.
 constexpr size_t kReadsInCopy = 2;
 // How soon a cancel or a close ends a restore whose storage does not answer.
