@@ -137,8 +137,10 @@ absl::StatusOr<bool> LogReader::Next(bool live, uint64_t* offset, uint64_t* at, 
   absl::StatusOr<bool> read = ReadAt(*at, entry);
   if (read.ok() && !*read) {
     const bool journal = log_->header.kind == format::LogKind::kJournal;
-    *torn = *torn || !journal || TornAt(*offset);
-    if (journal) read = ReadNextFlush(live, *offset, at, torn, entry);
+    const bool cut_off = !journal || TornAt(*offset);
+    *torn = *torn || cut_off;
+    // Entries may lie behind the damage in the same block, before the next flush.
+    if (journal && (live || !cut_off)) read = ReadNextFlush(live, *offset, at, torn, entry);
     if (read.ok() && !*read && !(journal && live)) {
       read = ReadBehindDamage(*offset, at, entry);
       *torn = *torn || (read.ok() && *read);

@@ -235,7 +235,7 @@ class SegmentStore {
 
   // Following (store_follow.cc).
   absl::Status ReadOn(uint64_t limit) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
-  absl::Status ReadJournal(uint64_t limit, uint64_t* read) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  absl::Status ReadJournal(uint64_t limit, bool live, uint64_t* read) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status ReadAnew() ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   // What a reading anew has found of one key.
   struct Seen {

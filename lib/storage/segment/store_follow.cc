@@ -83,8 +83,8 @@ absl::Status SegmentStore::ReadOn(uint64_t limit) {
     if (followed_.journal == nullptr) return journals.empty() ? absl::OkStatus() : ReadAnew();
     const uint64_t number = followed_.journal->header.number;
     if (!std::binary_search(journals.begin(), journals.end(), number)) return ReadAnew();
-    if (absl::Status status = ReadJournal(limit, &read); !status.ok()) return status;
     const auto later = std::upper_bound(journals.begin(), journals.end(), number);
+    if (absl::Status status = ReadJournal(limit, later == journals.end(), &read); !status.ok()) return status;
     followed_.at_end = read < limit && later == journals.end();
     if (read >= limit || later == journals.end()) return absl::OkStatus();
     if (*later != number + 1) return ReadAnew();
@@ -103,12 +103,12 @@ absl::Status SegmentStore::ReadOn(uint64_t limit) {
   return ReadAnew();
 }
 
-absl::Status SegmentStore::ReadJournal(uint64_t limit, uint64_t* read) {
+absl::Status SegmentStore::ReadJournal(uint64_t limit, bool live, uint64_t* read) {
   LogReader reader(directory_, followed_.journal);
   format::LogEntryView entry;
   for (bool torn = false; *read < limit; ++*read) {
     uint64_t at = 0;
-    const absl::StatusOr<bool> found = reader.Next(true, &followed_.offset, &at, &torn, &entry);
+    const absl::StatusOr<bool> found = reader.Next(live, &followed_.offset, &at, &torn, &entry);
     if (!found.ok()) return found.status();
     if (!*found) break;
     const Key key{entry.key};

@@ -307,13 +307,15 @@ absl::Status SegmentStore::Replay(const Log& log, const std::shared_ptr<LogImage
   LogReader reader(directory_, log, image);
   const format::LogHeader& header = log->header;
   const bool counted = header.kind == format::LogKind::kCheckpoint;
+  // No other is written to any more.
+  const bool live = read_only_ && !journals_.empty() && header.number == journals_.back();
   uint64_t offset = format::kLogBodyOffset;
   uint64_t entries = 0;
   bool torn = false;
   format::LogEntryView entry;
   while (!counted || entries < header.entries) {
     uint64_t at = offset;
-    const absl::StatusOr<bool> read = reader.Next(read_only_, &offset, &at, &torn, &entry);
+    const absl::StatusOr<bool> read = reader.Next(live, &offset, &at, &torn, &entry);
     if (!read.ok()) return read.status();
     if (!*read) break;
     if (!apply(entry, at)) return NoMemory();

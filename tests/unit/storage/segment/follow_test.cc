@@ -126,6 +126,32 @@ TEST_CASE("a reader follows over journals and checkpoints, however rarely it loo
   CHECK(Follow(*reader, &told) == 0);
 }
 
+TEST_CASE("a reader goes on behind damage in a journal once there is a later one") {
+  TempDir directory(TempDir::Place::kMemory);
+  const std::string root = directory / "store";
+  const std::string journal = root + "/journal-0001.log";
+  const auto put = [](storage::Storage& store, uint64_t i) {
+    REQUIRE(PutNow(store, KeyOf(i), PayloadOf(i), "meta " + std::to_string(i)).status.ok());
+    REQUIRE(store.Sync().ok());
+  };
+  Store writer = Open(root);
+  put(*writer, 0);
+  const Store reader = OpenReadOnly(root);
+  Told told;
+  CHECK(Follow(*reader, &told) == 1);
+  for (const uint64_t i : {1, 2, 3}) put(*writer, i);
+  writer.reset();
+  std::string bytes = Slurp(journal);
+  bytes.replace(8192, 4096, 4096, '#');
+  Spill(journal, bytes);
+  CHECK(Follow(*reader, &told) == 0);  // more may be on its way there
+  writer = Open(root);
+  put(*writer, 4);
+  CHECK(Follow(*reader, &told) == 3);
+  CHECK(told == Told{{KeyOf(0), "meta 0"}, {KeyOf(2), "meta 2"}, {KeyOf(3), "meta 3"}, {KeyOf(4), "meta 4"}});
+  CHECK(ReadNow(*reader, KeyOf(3)).value() == PayloadOf(3));
+}
+
 TEST_CASE("a write that has arrived in part is read to there, and on when the rest has come") {
   TempDir directory(TempDir::Place::kMemory);
   const std::string root = directory / "store";
