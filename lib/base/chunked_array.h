@@ -31,7 +31,7 @@ class ChunkedArray {
   ChunkedArray& operator=(const ChunkedArray&) = delete;
   ~ChunkedArray() {
     Directory directory = chunks_.load(std::memory_order_relaxed);
-    for (uint64_t i = 0; i < chunk_count_; ++i) ::operator delete(directory[i]);
+    for (uint64_t i = 0; i < chunk_count_; ++i) ::operator delete(directory[i], kAlignment);
     while (directory != nullptr) {
       void* const older = directory[-1];
       ::operator delete(directory - 1);
@@ -57,12 +57,13 @@ class ChunkedArray {
 
  private:
   using Directory = void**;
+  static constexpr std::align_val_t kAlignment{alignof(T)};
 
   T* ChunkOf(uint64_t i) const { return static_cast<T*>(chunks_.load(std::memory_order_acquire)[i >> kChunkLog2]); }
 
   bool AddChunk() {
     if (chunk_count_ == directory_capacity_ && !GrowDirectory()) return false;
-    void* memory = ::operator new(kChunk * sizeof(T), std::nothrow);
+    void* memory = ::operator new(kChunk * sizeof(T), kAlignment, std::nothrow);
     if (memory == nullptr) return false;
     std::uninitialized_value_construct_n(static_cast<T*>(memory), kChunk);
     chunks_.load(std::memory_order_relaxed)[chunk_count_] = memory;

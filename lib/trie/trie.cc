@@ -50,31 +50,29 @@ Trie::~Trie() {
   if (live_count_ > 0) options_.order->Remove(options_.block_cost * live_count_, live_bytes_);
 }
 
-void Trie::Node::Renew(const BlockKey& key, uint64_t sequence_in, const Extent& extent_in) {
+void Trie::Node::Renew(const BlockKey& key, uint64_t sequence, const Extent& extent_in, Priority priority) {
   digest_lo.Set(key.digest.lo);
   digest_hi.Set(key.digest.hi);
   check.Set(key.check);
-  sequence.Set(sequence_in);
   extent.Set(extent_in);
+  Place fresh{};
+  fresh.sequence = sequence & kMaxSequence;
+  fresh.state = kLive;
+  fresh.priority = static_cast<uint32_t>(priority) & 3;
+  place.Set(fresh);
   heat = 0;
   frequency = 0;
-  pins = 0;
-  state = kLive;
-  has_children = 0;
-  marked = 0;
-  priority = 0;
-  expires_at.Set(0);
 }
 
 bool Trie::EnsureRoot() {
   if (node_count_ != 0) return true;
   if (!nodes_.Reserve(1) || !hash_.Prepare()) return false;
   Node& root = nodes_[0];
-  root.Renew(root_key_, 0, Extent{});
-  root.life.Set({1, 0});
+  root.Renew(root_key_, 0, Extent{}, Priority::kNormal);
+  root.life.Set({1, 0, 0});
   root.parent.Set(kNone);
   root.hash_next.Set(kNone);
-  root.child_or_heap = root.next_sibling = root.prev_sibling = kNone;
+  root.child_or_heap = kNone;
   node_count_ = 1;
   return true;
 }
@@ -84,11 +82,11 @@ NodeRef Trie::root() const { return {0, 1}; }
 // ---- Slots ----
 
 bool Trie::Exists(NodeRef ref) const {
-  return ref.index < node_count_ && nodes_[ref.index].state != kFree &&
+  return ref.index < node_count_ && nodes_[ref.index].state() != kFree &&
          nodes_[ref.index].generation() == ref.generation;
 }
 
-bool Trie::IsLive(NodeRef node) const { return Exists(node) && nodes_[node.index].state == kLive; }
+bool Trie::IsLive(NodeRef node) const { return Exists(node) && nodes_[node.index].state() == kLive; }
 
 NodeRef Trie::RefOf(uint32_t index) const {
   return index == kNone ? NodeRef{} : NodeRef{index, nodes_[index].generation()};
@@ -105,16 +103,16 @@ BlockInfo Trie::InfoOf(uint32_t index) const {
   info.key = KeyOf(node);
   info.parent = RefOf(node.up());
   info.depth = node.depth();
-  info.sequence = node.sequence.Get();
+  info.sequence = node.sequence();
   info.bytes = node.bytes();
   info.run = {node.run_index(), node.run_more() + 1};
   info.heat = node.heat;
   info.frequency = static_cast<uint32_t>(node.frequency);
-  info.priority = static_cast<Priority>(node.priority);
-  info.expires_at = node.expiry();
-  info.pins = node.pins;
-  info.has_children = node.has_children != 0;
-  info.dead = node.state == kDead;
+  info.priority = node.priority();
+  info.expires_at = ExpiryOf(index);
+  info.pins = PinsOf(index);
+  info.has_children = node.has_children();
+  info.dead = node.state() == kDead;
   return info;
 }
 
@@ -127,24 +125,52 @@ uint32_t Trie::TakeSlot() {
   }
   if (node_count_ >= kNone || !nodes_.Reserve(node_count_ + 1)) return kNone;
   const auto index = static_cast<uint32_t>(node_count_++);
-  nodes_[index].life.Set({1, 0});
+  nodes_[index].life.Set({1, 0, 0});
   return index;
 }
 
 void Trie::FreeSlot(uint32_t index) {
   Node& node = nodes_[index];
-  node.state = kFree;
+  node.SetState(kFree);
   // A slot whose generations are used up is left out for good: a stale reference must never fit again.
   if (node.generation() == kMaxGeneration) return;
-  node.life.Set({(node.generation() + 1) & kMaxGeneration, 0});
+  node.life.Set({(node.generation() + 1) & kMaxGeneration, 0, 0});
   node.parent.Set(free_head_);
   free_head_ = index;
+}
+
+// Room for one more block: what is done with it afterwards cannot fail.
+bool Trie::ReserveOne(bool expires) {
+  return heap_.Reserve(leaf_count_ + 1) && siblings_.Reserve(2) && (!expires || expiries_.Reserve(node_count_ + 1));
+}
+
+void Trie::SetExpiry(uint32_t index, uint32_t expires_at) {
+  if (expires_at != 0) expiries_[index].Set(expires_at);
+  nodes_[index].SetExpires(expires_at != 0);
+}
+
+uint32_t Trie::PinsOf(uint32_t index) const {
+  const uint32_t pins = nodes_[index].life.Get().pins;
+  return pins < kPinsBeside ? pins : many_pins_.at(index);
+}
+
+// Beside the node only when the count has come from kPinsBeside - 1: Lease has made room for it.
+void Trie::SetPins(uint32_t index, uint32_t pins) {
+  if (pins >= kPinsBeside) {
+    many_pins_[index] = pins;
+  } else if (nodes_[index].life.Get().pins == kPinsBeside) {
+    many_pins_.erase(index);
+  }
+  Node::Change(&nodes_[index].life, [&](Life& at) { at.pins = std::min(pins, kPinsBeside) & kPinsBeside; });
 }
 
 // ---- Insert, find, match ----
 
 absl::Status Trie::CheckInsert(NodeRef parent, uint64_t sequence, uint64_t bytes, const RunPlace& run) const {
   if (!IsLive(parent)) return Gone("parent");
+  if (sequence > kMaxSequence) {
+    return base::MakeStatus(base::Code::kTooLarge, "sequence", std::to_string(sequence) + " is above 2^56 - 1");
+  }
   if (bytes > kMaxBlockBytes) {
     return base::MakeStatus(base::Code::kTooLarge, "bytes",
                             "a record of " + std::to_string(bytes) + " bytes is above the limit of 2^34 - 1");
@@ -153,7 +179,7 @@ absl::Status Trie::CheckInsert(NodeRef parent, uint64_t sequence, uint64_t bytes
     return base::MakeStatus(base::Code::kTooLarge, "depth", "a chain has at most 2^24 - 1 blocks");
   }
   const Node& above = nodes_[parent.index];
-  const bool continues = above.sequence.Get() == sequence && above.run_index() + uint64_t{1} == run.index &&
+  const bool continues = above.sequence() == sequence && above.run_index() + uint64_t{1} == run.index &&
                          above.run_more() + uint64_t{1} == run.blocks && parent.index != 0;
   if (run.blocks == 0 || run.blocks > kMaxRunBlocks || run.index >= run.blocks || (run.index > 0 && !continues)) {
     return base::MakeStatus(base::Code::kInvalidState, "run", "does not go on from the parent's");
@@ -174,24 +200,25 @@ absl::StatusOr<InsertResult> Trie::Insert(NodeRef parent, const BlockKey& key, u
     return base::MakeStatus(base::Code::kNoSpace, "max_blocks",
                             "the index is full with " + std::to_string(options_.max_blocks) + " blocks");
   }
-  if (!heap_.Reserve(leaf_count_ + 1)) return OutOfMemory();
+  const uint32_t expiry = EarlierExpiry(expires_at, ExpiryOf(parent.index));
+  if (!ReserveOne(expiry != 0)) return OutOfMemory();
   const uint32_t index = TakeSlot();
   if (index == kNone) return OutOfMemory();
 
   Node& node = nodes_[index];
   node.Renew(key, sequence,
              {bytes & kMaxBlockBytes, (nodes_[parent.index].depth() + uint64_t{1}) & kMaxDepth,
-              (run.blocks - 1) & (kMaxRunBlocks - 1)});
-  node.life.Set({node.generation() & kMaxGeneration, run.index & (kMaxRunBlocks - 1)});
+              (run.blocks - 1) & (kMaxRunBlocks - 1)},
+             worth.priority);
+  node.life.Set({node.generation() & kMaxGeneration, run.index & (kMaxRunBlocks - 1), 0});
   node.frequency = std::min(worth.frequency, uint32_t{UINT16_MAX}) & UINT16_MAX;
-  node.priority = static_cast<uint32_t>(worth.priority) & 3;
-  node.expires_at.Set(EarlierExpiry(expires_at, nodes_[parent.index].expiry()));
+  SetExpiry(index, expiry);
   node.child_or_heap = kNone;
   ++live_count_;
   live_bytes_ += bytes;
   options_.order->Add(options_.block_cost, bytes);
   node.heat = (worth.heat.has_value() ? std::min(*worth.heat, kMaxTick) : HeatOf(node, tick)) & kMaxTick;
-  NoteExpiry(node.expiry());
+  NoteExpiry(expiry);
   LinkChild(parent.index, index);
   HeapUpdate(index);
   hash_.Insert(index, live_count_);  // last: from here on it is found
@@ -229,7 +256,7 @@ Trie::Probe Trie::FindAtDepth(const BlockKey& key, uint64_t depth, uint32_t now,
     generation = node.generation();
     // Beside a writer the slot may get another block just now; then its generation is another one first.
     if (KeyOf(node) != key || node.generation() != generation) return false;
-    fits = node.depth() == depth && !HasExpired(node.expiry(), now);
+    fits = node.depth() == depth && !HasExpired(ExpiryOf(at), now);
     return true;
   };
   uint32_t index = kNone;
@@ -281,7 +308,7 @@ bool Trie::TryPath(const MatchResult& match, std::vector<PathBlock>* path) const
   for (size_t k = path->size(); k > 0; --k) {
     if (i == kNone || i == 0) return false;
     const Node& node = nodes_[i];
-    (*path)[k - 1] = {{i, node.generation()}, node.sequence.Get(), {node.run_index(), node.run_more() + 1}};
+    (*path)[k - 1] = {{i, node.generation()}, node.sequence(), {node.run_index(), node.run_more() + 1}};
     i = node.up();
   }
   return i == 0;
@@ -296,7 +323,7 @@ uint64_t Trie::HeatOf(const Node& node, uint64_t tick) const {
   const uint64_t cost = first ? options_.block_cost * (node.run_more() + uint64_t{1}) : options_.block_cost;
   const uint64_t bytes = first ? node.bytes() : live_bytes_ / live_count_;
   return options_.order->Heat(
-      {tick, static_cast<uint32_t>(node.frequency) + 1, static_cast<Priority>(node.priority), cost, bytes});
+      {tick, static_cast<uint32_t>(node.frequency) + 1, node.priority(), cost, bytes});
 }
 
 bool Trie::Warm(NodeRef node, uint64_t tick, uint32_t uses) {
@@ -316,9 +343,7 @@ bool Trie::Warm(NodeRef node, uint64_t tick, uint32_t uses) {
 bool Trie::RaisePriority(NodeRef node, Priority priority) {
   if (!IsLive(node)) return false;
   for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
-    if (Rank(static_cast<Priority>(nodes_[i].priority)) < Rank(priority)) {
-      nodes_[i].priority = static_cast<uint32_t>(priority) & 3;
-    }
+    if (Rank(nodes_[i].priority()) < Rank(priority)) nodes_[i].SetPriority(priority);
   }
   return true;
 }
@@ -327,9 +352,9 @@ bool Trie::ExtendExpiry(NodeRef node, uint32_t expires_at) {
   if (!IsLive(node)) return false;
   for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
     // I4: whoever lives long enough has ancestors that do, too.
-    const uint32_t current = nodes_[i].expiry();
+    const uint32_t current = ExpiryOf(i);
     if (current == 0 || (expires_at != 0 && current >= expires_at)) break;
-    nodes_[i].expires_at.Set(expires_at);
+    SetExpiry(i, expires_at);
     NoteExpiry(expires_at);
   }
   return true;
@@ -338,14 +363,18 @@ bool Trie::ExtendExpiry(NodeRef node, uint32_t expires_at) {
 // ---- Leases ----
 
 absl::Status Trie::Lease(NodeRef node, uint32_t now) {
-  if (!IsLive(node) || HasExpired(nodes_[node.index].expiry(), now)) return Gone("node");
-  for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
-    if (nodes_[i].pins == kMaxPins) return base::MakeStatus(base::Code::kBusy, "node", "too many leases on one block");
-    if (nodes_[i].pins > 0) break;
+  if (!IsLive(node) || HasExpired(ExpiryOf(node.index), now)) return Gone("node");
+  // The one that is pinned already: only there may the count be a large one.
+  uint32_t last = node.index;
+  while (last != kNone && !nodes_[last].pinned()) last = nodes_[last].up();
+  if (last != kNone) {
+    if (PinsOf(last) == kMaxPins) return base::MakeStatus(base::Code::kBusy, "node", "too many leases on one block");
+    many_pins_.reserve(many_pins_.size() + 1);
   }
   ++leases_[node.index];
   for (uint32_t i = node.index; i != kNone; i = nodes_[i].up()) {
-    if (++nodes_[i].pins > 1) break;  // I5: its ancestors are pinned already
+    SetPins(i, PinsOf(i) + 1);
+    if (i == last) break;  // I5: its ancestors are pinned already
     leased_bytes_ += nodes_[i].bytes();
     HeapUpdate(i);
   }
@@ -365,10 +394,11 @@ absl::Status Trie::Release(NodeRef node, const Visitor& on_freed) {
 void Trie::Unpin(uint32_t index, const Visitor& on_freed) {
   for (uint32_t i = index; i != kNone;) {
     Node& node = nodes_[i];
-    if (--node.pins > 0) return;
+    SetPins(i, PinsOf(i) - 1);
+    if (node.pinned()) return;
     leased_bytes_ -= node.bytes();
     const uint32_t parent = node.up();
-    if (node.state == kLive) {
+    if (node.state() == kLive) {
       HeapUpdate(i);
     } else {
       const BlockInfo info = InfoOf(i);
@@ -392,8 +422,8 @@ absl::StatusOr<BlockInfo> Trie::Remove(NodeRef leaf) {
   if (!IsLive(leaf)) return Gone("leaf");
   const Node& node = nodes_[leaf.index];
   if (leaf == root()) return base::MakeStatus(base::Code::kInvalidState, "leaf", "the root is no block");
-  if (node.has_children) return base::MakeStatus(base::Code::kInvalidState, "leaf", "the block has children");
-  if (node.pins > 0) return base::MakeStatus(base::Code::kBusy, "leaf", "the block is leased");
+  if (node.has_children()) return base::MakeStatus(base::Code::kInvalidState, "leaf", "the block has children");
+  if (node.pinned()) return base::MakeStatus(base::Code::kBusy, "leaf", "the block is leased");
   const BlockInfo info = InfoOf(leaf.index);
   DropNode(leaf.index, nullptr);
   HeapUpdate(info.parent.index);
@@ -404,7 +434,7 @@ absl::StatusOr<uint64_t> Trie::DetachSubtree(NodeRef node, const Visitor& on_rem
   if (!IsLive(node)) return Gone("node");
   if (node == root()) {
     uint64_t removed = 0;
-    while (nodes_[0].has_children && removed < most) {
+    while (nodes_[0].has_children() && removed < most) {
       removed += DetachOne(nodes_[0].child_or_heap, most - removed, on_removed);
     }
     return removed;
@@ -418,7 +448,7 @@ uint64_t Trie::DetachOne(uint32_t top, uint64_t most, const Visitor& on_removed)
   uint64_t removed = 0;
   uint32_t i = top;
   while (removed < most && i != above) {
-    while (nodes_[i].has_children) i = nodes_[i].child_or_heap;
+    while (nodes_[i].has_children()) i = nodes_[i].child_or_heap;
     const uint32_t parent = nodes_[i].up();
     DropNode(i, on_removed);
     ++removed;
@@ -439,9 +469,9 @@ void Trie::DropNode(uint32_t index, const Visitor& on_removed) {
   --live_count_;
   live_bytes_ -= node.bytes();
   options_.order->Remove(options_.block_cost, node.bytes());
-  const bool pinned = node.pins > 0;
+  const bool pinned = node.pinned();
   if (pinned) {
-    node.state = kDead;
+    node.SetState(kDead);
     ++dead_count_;
     dead_bytes_ += node.bytes();
   }
@@ -466,99 +496,23 @@ uint64_t Trie::SweepExpired(uint32_t now, uint64_t max_slots, const Visitor& on_
     }
     const auto index = static_cast<uint32_t>(sweep_cursor_++);
     const Node& node = nodes_[index];
-    if (node.state != kLive) continue;
-    if (HasExpired(node.expiry(), now) && node.pins == 0) {
+    if (node.state() != kLive) continue;
+    if (HasExpired(ExpiryOf(index), now) && !node.pinned()) {
       removed += DetachOne(index, UINT64_MAX, on_removed);  // I5: nothing below it is pinned
     } else {
-      round_expiry_ = EarlierExpiry(round_expiry_, node.expiry());
+      round_expiry_ = EarlierExpiry(round_expiry_, ExpiryOf(index));
     }
   }
   return removed;
 }
 
-// ---- Children lists and accessors ----
-
-void Trie::LinkChild(uint32_t parent, uint32_t child) {
-  HeapErase(parent);
-  Node& above = nodes_[parent];
-  Node& node = nodes_[child];
-  node.parent.Set(parent);
-  node.prev_sibling = kNone;
-  node.next_sibling = above.has_children ? above.child_or_heap : kNone;
-  if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = child;
-  if (parent == 0 || above.has_children) ++leaf_count_;  // else it takes its parent's place as a leaf
-  above.has_children = 1;
-  above.child_or_heap = child;
-}
-
-void Trie::UnlinkChild(uint32_t child) {
-  Node& node = nodes_[child];
-  Node& above = nodes_[node.up()];
-  if (node.next_sibling != kNone) nodes_[node.next_sibling].prev_sibling = node.prev_sibling;
-  if (node.prev_sibling != kNone) {
-    nodes_[node.prev_sibling].next_sibling = node.next_sibling;
-  } else {
-    above.child_or_heap = node.next_sibling;
-    above.has_children = node.next_sibling != kNone;
-  }
-  if (node.up() == 0 || above.has_children) --leaf_count_;
-  node.next_sibling = node.prev_sibling = kNone;
-}
-
-std::optional<BlockInfo> Trie::Get(NodeRef node) const {
-  if (!Exists(node)) return std::nullopt;
-  return InfoOf(node.index);
-}
-
-BlockInfo Trie::FirstOfRun(const BlockInfo& block) const {
-  if (block.run.index == 0) return block;
-  uint32_t i = block.parent.index;
-  for (uint32_t steps = block.run.index - 1; steps > 0; --steps) i = nodes_[i].up();
-  return InfoOf(i);
-}
-
-NodeRef Trie::Parent(NodeRef node) const { return Exists(node) ? RefOf(nodes_[node.index].up()) : NodeRef{}; }
-
-std::vector<NodeRef> Trie::Path(NodeRef node) const {
-  std::vector<NodeRef> path;
-  if (!Exists(node)) return path;
-  path.resize(nodes_[node.index].depth());
-  uint32_t i = node.index;
-  for (size_t k = path.size(); k > 0; --k) {
-    path[k - 1] = RefOf(i);
-    i = nodes_[i].up();
-  }
-  return path;
-}
-
-NodeRef Trie::FirstChild(NodeRef node) const {
-  return Exists(node) && nodes_[node.index].has_children ? RefOf(nodes_[node.index].child_or_heap) : NodeRef{};
-}
-
-NodeRef Trie::NextSibling(NodeRef node) const {
-  return IsLive(node) ? RefOf(nodes_[node.index].next_sibling) : NodeRef{};
-}
-
-uint64_t Trie::VisitSlots(uint64_t slot, uint64_t count, const Visitor& visit) const {
-  const uint64_t first = std::max<uint64_t>(slot, 1);  // 0 is the root's
-  if (first >= node_count_) return 0;
-  const uint64_t end = first + std::min(count, node_count_ - first);
-  for (uint64_t i = first; i < end; ++i) {
-    if (nodes_[i].state == kLive) visit(InfoOf(static_cast<uint32_t>(i)));
-  }
-  return end == node_count_ ? 0 : end;
-}
-
-void Trie::SetMark(NodeRef node, bool marked) {
-  if (Exists(node)) nodes_[node.index].marked = marked;
-}
-
-bool Trie::IsMarked(NodeRef node) const { return Exists(node) && nodes_[node.index].marked; }
+// ---- Memory ----
 
 uint64_t Trie::MemoryBytes() const {
   // A hash map slot has its pair and one control byte.
-  const uint64_t leases = leases_.capacity() * (sizeof(std::pair<uint32_t, uint32_t>) + 1);
-  return sizeof(*this) + nodes_.MemoryBytes() + hash_.MemoryBytes() + heap_.MemoryBytes() + leases;
+  const uint64_t leases = (leases_.capacity() + many_pins_.capacity()) * (sizeof(std::pair<uint32_t, uint32_t>) + 1);
+  return sizeof(*this) + nodes_.MemoryBytes() + hash_.MemoryBytes() + siblings_.MemoryBytes() +
+         expiries_.MemoryBytes() + heap_.MemoryBytes() + leases;
 }
 
 }  // namespace kvstrata::core::trie

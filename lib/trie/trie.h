@@ -2,9 +2,11 @@
 // The block-aligned prefix trie of one namespace: which blocks are stored, under which parent, and which of them
 // should go next. Owns no payload and no tokens; a node is one stored block, found by the chained key of its prefix.
 //
-// Memory: nodes of 80 bytes in chunks, hash chains inside the nodes with a bucket array that grows by splitting one
-// bucket at a time (lib/base/chain_index.h), and a heap of the leaves. At most 96 bytes per live block in all, growth
-// included; memory is kept for reuse after an eviction.
+// Memory: nodes of 64 bytes, a line of the cache each, in chunks; hash chains inside the nodes with a bucket array that
+// grows by splitting one bucket at a time (lib/base/chain_index.h); and a heap of the leaves. About 67 bytes per live
+// block in all, growth included, where most blocks are their parent's only child; what is rare stands beside the nodes:
+// 18 bytes for each block that has siblings, 4 for every block once one may expire, pins beyond 62. At most 96 in every
+// shape, without expiry. Memory is kept for reuse after an eviction.
 //
 // Thread rule: externally synchronised (the engine holds its lock around every call, const ones included with
 // respect to writers), but for TryMatch and TryPath, which any thread may call at any time. They read shared words
@@ -51,6 +53,7 @@
 #include "lib/base/hash.h"
 #include "lib/base/shared_word.h"
 #include "lib/trie/eviction.h"
+#include "lib/trie/siblings.h"
 
 namespace kvstrata::core::trie {
 
@@ -186,6 +189,7 @@ class Trie {
   static constexpr uint64_t kMaxBlockBytes = (uint64_t{1} << 34) - 1;  // 16 GiB: of one record
   static constexpr uint32_t kMaxRunBlocks = 64;
   static constexpr uint32_t kMaxDepth = (uint32_t{1} << 24) - 1;
+  static constexpr uint64_t kMaxSequence = (uint64_t{1} << 56) - 1;
 
   explicit Trie(const BlockKey& root_key, const TrieOptions& options = {});
   ~Trie();
@@ -199,7 +203,7 @@ class Trie {
   // change. `expires_at` is cut to the parent's. Same key under the same parent: the existing block,
   // an expired one included (ExtendExpiry revives it).
   // Errors: kNotFound (field "parent": gone, dead), kNoSpace ("max_blocks": evict first), kOutOfMemory,
-  // kTooLarge ("bytes", "depth"), kInvalidState ("key": already there under another parent; "run": I10).
+  // kTooLarge ("sequence", "bytes", "depth"), kInvalidState ("key": already there under another parent; "run": I10).
   absl::StatusOr<InsertResult> Insert(NodeRef parent, const BlockKey& key, uint64_t sequence, uint64_t bytes,
                                       uint64_t tick, uint32_t expires_at = 0, const BlockWorth& worth = {},
                                       const RunPlace& run = {});
@@ -295,37 +299,42 @@ class Trie {
  private:
   static constexpr uint32_t kNone = UINT32_MAX;
 
-  // 80 bytes; the widths are what keeps 96 bytes per block possible. Shared words are what TryMatch and TryPath read
-  // beside a writer: they change while the slot is free, the links of the hash and the expiry excepted.
+  enum State : uint64_t { kFree = 0, kLive = 1, kDead = 2 };
+
+  // 64 bytes: one line of the cache for each step of a hash chain or of a walk to the root. Shared words are what
+  // TryMatch and TryPath read beside a writer. They change while the slot is free, but for the links of the hash and
+  // for what shares a word with what a reader wants: flags and pins, with which the writer stores the rest anew.
   struct Extent {
     uint64_t bytes : 34;
     uint64_t depth : 24;
     uint64_t run_more : 6;  // blocks of its run after the first
   };
-  struct Life {
-    uint32_t generation : 26;
-    uint32_t run_index : 6;
+  struct Place {
+    uint64_t sequence : 56;
+    uint64_t state : 2;  // State
+    uint64_t has_children : 1;
+    uint64_t has_siblings : 1;  // its links are in siblings_
+    uint64_t expires : 1;       // when is in expiries_
+    uint64_t marked : 1;
+    uint64_t priority : 2;  // Priority
   };
-  struct Node {
+  struct Life {
+    uint32_t generation : 20;
+    uint32_t run_index : 6;
+    uint32_t pins : 6;  // kPinsBeside: how many is in many_pins_
+  };
+  struct alignas(64) Node {
     base::SharedWord<uint64_t> digest_lo;
     base::SharedWord<uint64_t> digest_hi;
     base::SharedWord<uint64_t> check;
-    base::SharedWord<uint64_t> sequence;
     base::SharedWord<Extent> extent;
+    base::SharedWord<Place> place;
     uint64_t heat : 48;
     uint64_t frequency : 16;
-    uint32_t pins : 24;
-    uint32_t state : 2;  // State
-    uint32_t has_children : 1;
-    uint32_t marked : 1;
-    uint32_t priority : 2;  // Priority
     base::SharedWord<Life> life;
-    base::SharedWord<uint32_t> expires_at;
     base::SharedWord<uint32_t> hash_next;
     base::SharedWord<uint32_t> parent;  // free slot: next free slot
-    uint32_t child_or_heap;             // has_children: first child; else position in the heap, or kNone
-    uint32_t next_sibling;
-    uint32_t prev_sibling;  // kNone: first child
+    uint32_t child_or_heap;             // has children: the newest; else position in the heap, or kNone
 
     uint64_t bytes() const { return extent.Get().bytes; }
     uint32_t depth() const { return static_cast<uint32_t>(extent.Get().depth); }
@@ -333,15 +342,47 @@ class Trie {
     uint32_t run_index() const { return life.Get().run_index; }
     uint32_t generation() const { return life.Get().generation; }
     uint32_t up() const { return parent.Get(); }
-    uint32_t expiry() const { return expires_at.Get(); }
-    // All but life and links: of a block that has just got this slot.
-    void Renew(const BlockKey& key, uint64_t sequence_in, const Extent& extent_in);
-  };
-  static_assert(sizeof(Node) == 80);
+    uint64_t sequence() const { return place.Get().sequence; }
+    State state() const { return static_cast<State>(place.Get().state); }
+    bool has_children() const { return place.Get().has_children != 0; }
+    bool has_siblings() const { return place.Get().has_siblings != 0; }
+    bool marked() const { return place.Get().marked != 0; }
+    Priority priority() const { return static_cast<Priority>(place.Get().priority); }
+    bool pinned() const { return life.Get().pins != 0; }
 
-  enum State : uint32_t { kFree = 0, kLive = 1, kDead = 2 };
+    // The writer's changes of one field.
+    template <typename Word, typename Edit>
+    static void Change(base::SharedWord<Word>* word, Edit&& edit) {
+      Word value = word->Get();
+      edit(value);
+      word->Set(value);
+    }
+    void SetState(State to) {
+      Change(&place, [&](Place& at) { at.state = to & 3; });
+    }
+    void SetHasChildren(bool has) {
+      Change(&place, [&](Place& at) { at.has_children = has; });
+    }
+    void SetHasSiblings(bool has) {
+      Change(&place, [&](Place& at) { at.has_siblings = has; });
+    }
+    void SetExpires(bool expires) {
+      Change(&place, [&](Place& at) { at.expires = expires; });
+    }
+    void SetMarked(bool marked) {
+      Change(&place, [&](Place& at) { at.marked = marked; });
+    }
+    void SetPriority(Priority priority) {
+      Change(&place, [&](Place& at) { at.priority = static_cast<uint32_t>(priority) & 3; });
+    }
+    // All but life and links: of a block that has just got this slot.
+    void Renew(const BlockKey& key, uint64_t sequence, const Extent& extent_in, Priority priority);
+  };
+  static_assert(sizeof(Node) == 64);
+
   static constexpr uint32_t kMaxPins = (uint32_t{1} << 24) - 1;
-  static constexpr uint32_t kMaxGeneration = (uint32_t{1} << 26) - 1;
+  static constexpr uint32_t kPinsBeside = 63;
+  static constexpr uint32_t kMaxGeneration = (uint32_t{1} << 20) - 1;
 
   struct HashLinks {
     uint64_t HashOf(uint32_t index) const { return (*nodes)[index].digest_lo.Get(); }  // uniform: it is a digest
@@ -364,6 +405,13 @@ class Trie {
 
   uint32_t TakeSlot();
   void FreeSlot(uint32_t index);
+  bool ReserveOne(bool expires);
+
+  // As a reader beside the writer may read it, too.
+  uint32_t ExpiryOf(uint32_t index) const { return nodes_[index].place.Get().expires ? expiries_[index].Get() : 0; }
+  void SetExpiry(uint32_t index, uint32_t expires_at);
+  uint32_t PinsOf(uint32_t index) const;
+  void SetPins(uint32_t index, uint32_t pins);
 
   void LinkChild(uint32_t parent, uint32_t child);
   void UnlinkChild(uint32_t child);
@@ -390,9 +438,12 @@ class Trie {
   TrieOptions options_;
   base::ChunkedArray<Node, 6> nodes_;  // 64 nodes a chunk: at 1,000 blocks a half-empty one is 2.6 bytes a block
   base::ChainIndex<HashLinks> hash_{HashLinks{&nodes_}};
-  base::ChunkedArray<uint32_t, 6> heap_;            // reserved for leaf_count_ entries: a push cannot fail
-  absl::flat_hash_map<uint32_t, uint32_t> leases_;  // leases taken on the node itself; few: one a held match
-  uint64_t node_count_ = 0;                         // slots ever used, the root's included
+  Siblings siblings_;                                            // reserved for two more: a link cannot fail
+  base::ChunkedArray<base::SharedWord<uint32_t>, 10> expiries_;  // by node; as long as nodes_ once one may expire
+  base::ChunkedArray<uint32_t, 6> heap_;                         // reserved for leaf_count_ entries: a push cannot fail
+  absl::flat_hash_map<uint32_t, uint32_t> leases_;     // leases taken on the node itself; few: one a held match
+  absl::flat_hash_map<uint32_t, uint32_t> many_pins_;  // of nodes whose count is kPinsBeside
+  uint64_t node_count_ = 0;                            // slots ever used, the root's included
   uint32_t heap_size_ = 0;
   uint64_t leaf_count_ = 0;  // live blocks without children: as many as the heap ever holds
   uint32_t free_head_ = kNone;

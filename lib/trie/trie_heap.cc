@@ -11,7 +11,7 @@ bool Trie::Colder(uint32_t a, uint32_t b) const {
   const Node& left = nodes_[a];
   const Node& right = nodes_[b];
   if (left.heat != right.heat) return left.heat < right.heat;
-  return left.sequence.Get() < right.sequence.Get();
+  return left.sequence() < right.sequence();
 }
 
 void Trie::HeapPlace(uint32_t position, uint32_t index) {
@@ -52,7 +52,7 @@ void Trie::EndBulk() {
     if (above.heat < node.heat) above.heat = node.heat;
   }
   for (uint64_t i = 1; i < node_count_; ++i) {
-    const bool is_leaf = !nodes_[i].has_children && nodes_[i].pins == 0;
+    const bool is_leaf = !nodes_[i].has_children() && !nodes_[i].pinned();
     if (is_leaf) HeapPlace(heap_size_++, static_cast<uint32_t>(i));
   }
   for (uint32_t position = heap_size_ / 2; position > 0; --position) HeapSiftDown(position - 1);
@@ -60,8 +60,8 @@ void Trie::EndBulk() {
 
 void Trie::HeapUpdate(uint32_t index) {
   Node& node = nodes_[index];
-  if (index == 0 || node.has_children || in_bulk_) return;
-  if (node.state != kLive || node.pins > 0) {
+  if (index == 0 || node.has_children() || in_bulk_) return;
+  if (node.state() != kLive || node.pinned()) {
     HeapErase(index);
     return;
   }
@@ -72,7 +72,7 @@ void Trie::HeapUpdate(uint32_t index) {
 
 void Trie::HeapErase(uint32_t index) {
   Node& node = nodes_[index];
-  if (index == 0 || node.has_children || node.child_or_heap == kNone) return;
+  if (index == 0 || node.has_children() || node.child_or_heap == kNone) return;
   const uint32_t position = std::exchange(node.child_or_heap, kNone);
   const uint32_t last = heap_[--heap_size_];
   if (last == index) return;

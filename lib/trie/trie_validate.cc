@@ -18,7 +18,7 @@ absl::Status Broken(std::string_view invariant, uint64_t node) {
 absl::Status Trie::Validate() const {
   if (node_count_ == 0) return absl::OkStatus();  // not even memory for the root yet
   for (uint64_t i = 0; i < node_count_; ++i) {
-    if (nodes_[i].state == kFree) continue;
+    if (nodes_[i].state() == kFree) continue;
     if (absl::Status status = ValidateNode(static_cast<uint32_t>(i)); !status.ok()) return status;
   }
   for (uint32_t position = 1; position < heap_size_; ++position) {
@@ -29,34 +29,37 @@ absl::Status Trie::Validate() const {
 
 absl::Status Trie::ValidateNode(uint32_t index) const {
   const Node& node = nodes_[index];
-  const bool live = node.state == kLive;
+  const bool live = node.state() == kLive;
   if (index != 0) {
     const Node& parent = nodes_[node.up()];
-    if (parent.state == kFree || (live && parent.state != kLive)) return Broken("I1 parent", index);
+    if (parent.state() == kFree || (live && parent.state() != kLive)) return Broken("I1 parent", index);
     if (node.depth() != parent.depth() + 1) return Broken("I1 depth", index);
     if ((FindIndex(KeyOf(node)) == index) != live) return Broken("I2", index);
     if (live && parent.heat < node.heat) return Broken("I3", index);
-    const bool outlives = parent.expiry() != 0 && (node.expiry() == 0 || node.expiry() > parent.expiry());
+    const bool outlives = ExpiryOf(node.up()) != 0 && (ExpiryOf(index) == 0 || ExpiryOf(index) > ExpiryOf(node.up()));
     if (live && outlives) return Broken("I4", index);
-    const bool continues = parent.sequence.Get() == node.sequence.Get() && parent.run_index() + 1 == node.run_index() &&
+    const bool continues = parent.sequence() == node.sequence() && parent.run_index() + 1 == node.run_index() &&
                            parent.run_more() == node.run_more() && node.up() != 0 && node.bytes() == 0;
     if (node.run_index() > node.run_more() || (node.run_index() > 0 && !continues)) return Broken("I10", index);
-    const bool due = node.expiry() != 0 && (next_expiry_ == 0 || node.expiry() < next_expiry_);
+    const bool due = ExpiryOf(index) != 0 && (next_expiry_ == 0 || ExpiryOf(index) < next_expiry_);
     if (live && due) return Broken("I9", index);
-    const bool in_heap = !node.has_children && node.child_or_heap != kNone;
-    if (in_heap != (live && node.pins == 0 && !node.has_children)) return Broken("I6 membership", index);
+    const bool in_heap = !node.has_children() && node.child_or_heap != kNone;
+    if (in_heap != (live && !node.pinned() && !node.has_children())) return Broken("I6 membership", index);
     if (in_heap && (node.child_or_heap >= heap_size_ || heap_[node.child_or_heap] != index)) {
       return Broken("I6 position", index);
     }
   }
-  if (!live && (node.has_children || node.pins == 0)) return Broken("I7", index);
+  if (!live && (node.has_children() || !node.pinned())) return Broken("I7", index);
   uint32_t before = kNone;
-  for (uint32_t child = node.has_children ? node.child_or_heap : kNone; child != kNone;
-       child = nodes_[child].next_sibling) {
-    if (nodes_[child].state != kLive || nodes_[child].up() != index || nodes_[child].prev_sibling != before) {
+  for (uint32_t child = node.has_children() ? node.child_or_heap : kNone; child != kNone;) {
+    const bool linked = nodes_[child].has_siblings();
+    if (nodes_[child].state() != kLive || nodes_[child].up() != index ||
+        (linked ? siblings_.Previous(child) : kNone) != before) {
       return Broken("I1 children", child);
     }
     before = child;
+    child = linked ? siblings_.Next(child) : kNone;
+    if (linked && before == node.child_or_heap && child == kNone) return Broken("I1 siblings", before);
   }
   return absl::OkStatus();
 }
@@ -64,27 +67,27 @@ absl::Status Trie::ValidateNode(uint32_t index) const {
 absl::Status Trie::ValidateTotals() const {
   std::vector<uint64_t> pins(node_count_);
   for (const auto& [index, count] : leases_) {
-    if (index >= node_count_ || nodes_[index].state == kFree) return Broken("I5 lease", index);
+    if (index >= node_count_ || nodes_[index].state() == kFree) return Broken("I5 lease", index);
     pins[index] += count;
   }
   uint64_t live = 0, dead = 0, live_bytes = 0, dead_bytes = 0, leased_bytes = 0, leaves = 0, childless = 0,
            children = 0;
   for (uint64_t i = 0; i < node_count_; ++i) {
     const Node& node = nodes_[i];
-    if (node.state == kFree) continue;
-    if (node.pins > 0) leased_bytes += node.bytes();
+    if (node.state() == kFree) continue;
+    if (node.pinned()) leased_bytes += node.bytes();
     for (NodeRef child = FirstChild(RefOf(static_cast<uint32_t>(i))); child.valid(); child = NextSibling(child)) {
       ++children;
     }
     if (i == 0) continue;
-    if (node.pins > 0) ++pins[node.up()];
-    (node.state == kLive ? live : dead) += 1;
-    (node.state == kLive ? live_bytes : dead_bytes) += node.bytes();
-    if (node.state == kLive && !node.has_children) ++childless;
-    if (node.state == kLive && !node.has_children && node.pins == 0) ++leaves;
+    if (node.pinned()) ++pins[node.up()];
+    (node.state() == kLive ? live : dead) += 1;
+    (node.state() == kLive ? live_bytes : dead_bytes) += node.bytes();
+    if (node.state() == kLive && !node.has_children()) ++childless;
+    if (node.state() == kLive && !node.has_children() && !node.pinned()) ++leaves;
   }
   for (uint64_t i = 0; i < node_count_; ++i) {
-    if (nodes_[i].state != kFree && nodes_[i].pins != pins[i]) return Broken("I5", i);
+    if (nodes_[i].state() != kFree && PinsOf(static_cast<uint32_t>(i)) != pins[i]) return Broken("I5", i);
   }
   uint64_t hashed = 0;
   hash_.ForEach([&](uint32_t) { ++hashed; });

@@ -157,6 +157,11 @@ TEST_CASE("insert refuses what would be an orphan, a duplicate elsewhere, or out
   REQUIRE(f.trie.Insert(chain[2], key, 4, Trie::kMaxBlockBytes, 1).ok());
   CHECK(f.trie.bytes() == 30 + Trie::kMaxBlockBytes);
   REQUIRE(f.trie.Remove(*f.trie.Find(key)).ok());
+  CHECK(FieldOf(f.trie.Insert(chain[2], key, Trie::kMaxSequence + 1, 10, 1).status()) == "sequence");
+  const auto last = f.trie.Insert(chain[2], key, Trie::kMaxSequence, 10, 1);
+  REQUIRE(last.ok());
+  CHECK(f.trie.Get(last->node)->sequence == Trie::kMaxSequence);
+  REQUIRE(f.trie.Remove(last->node).ok());
 
   REQUIRE(f.trie.Remove(chain[2]).ok());
   const auto orphan = f.trie.Insert(chain[2], key, 4, 10, 1);
@@ -302,6 +307,47 @@ TEST_CASE("a lease keeps a block and its ancestors while everything else goes") 
   CHECK(f.trie.LeasedBytes() == 0);
   CHECK(CodeOf(f.trie.Release(chain[2])) == Code::kInvalidState);
   CHECK(f.trie.ColdestLeaf() == chain[2]);
+}
+
+TEST_CASE("pins count beyond what a node has room for, and end one by one") {
+  Fixture f;
+  const auto chain = f.AddChain(f.trie.root(), 0, 2);
+  std::vector<NodeRef> leaves;
+  for (int32_t i = 0; i < 100; ++i) leaves.push_back(f.Add(chain[1], 1000 + i));
+  for (uint32_t i = 0; i < leaves.size(); ++i) {
+    REQUIRE(f.trie.Lease(leaves[i]).ok());
+    REQUIRE(f.trie.Get(chain[1])->pins == i + 1);
+    REQUIRE(f.trie.Lease(leaves[0]).ok());
+    REQUIRE(f.trie.Get(leaves[0])->pins == i + 2);
+  }
+  CHECK(f.trie.Get(chain[0])->pins == 1);
+  CHECK(f.trie.Validate().ok());
+  for (uint32_t left = 100; left > 0; --left) REQUIRE(f.trie.Release(leaves[0]).ok());
+  CHECK(f.trie.Get(leaves[0])->pins == 1);
+  for (uint32_t left = 100; left > 0; --left) {
+    REQUIRE(f.trie.Get(chain[1])->pins == left);
+    REQUIRE(CodeOf(f.trie.Remove(leaves[left - 1]).status()) == Code::kBusy);
+    REQUIRE(f.trie.Release(leaves[left - 1]).ok());
+    REQUIRE(f.trie.Remove(leaves[left - 1]).ok());
+    REQUIRE(f.trie.Validate().ok());
+  }
+  CHECK(f.trie.LeasedBytes() == 0);
+}
+
+TEST_CASE("one block that expires among many that do not") {
+  Fixture f;
+  std::vector<NodeRef> roots;
+  for (int32_t i = 0; i < 3000; ++i) roots.push_back(f.Add(f.trie.root(), i));
+  CHECK(f.trie.next_expiry() == 0);
+  const NodeRef mortal = f.Add(roots[7], 5000, 1, 100);
+  CHECK(f.trie.Get(mortal)->expires_at == 100);
+  CHECK(f.trie.Get(roots[7])->expires_at == 0);
+  REQUIRE(f.trie.ExtendExpiry(mortal, 0));
+  CHECK(f.trie.Get(mortal)->expires_at == 0);
+  REQUIRE(f.trie.Remove(mortal).ok());
+  // The slot is used again, by one that lives for ever.
+  CHECK(f.trie.Get(f.Add(roots[8], 5001))->expires_at == 0);
+  CHECK(f.trie.Validate().ok());
 }
 
 TEST_CASE("an ancestor's lease cannot be ended in a descendant's name") {
