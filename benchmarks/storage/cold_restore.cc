@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The main job against the bare drive: the rows of 65,536 tokens of DeepSeek-V4-Flash (230 MB), written as an engine
 // computes them (8,192 tokens a step), are looked up, read, proven and put where an engine wants them, layer by layer,
-// while the reference reads as many bytes into 2 MiB pages and does nothing else. Both read past the page cache.
+// while the reference reads as many bytes into 2 MiB pages and does nothing else. Both read past the page cache. Once
+// each stream's rows go to one place, once to pages of 64 rows in any order, each with its rows' values first and their
+// scales behind, as engines' kernels want them.
 //
 // Then the other way: as many rows again and again, each time of another prompt, through a writer until its commit says
 // that they are durable, while the reference writes and flushes as many bytes. The budget is full by then, so that both
@@ -18,6 +20,7 @@
 #include <cstring>
 #include <memory>
 #include <numeric>
+#include <random>
 #include <vector>
 
 #include "benchmarks/ratio.h"
@@ -45,6 +48,7 @@ using kvstrata::benchmarks::SecondsOf;
 
 constexpr uint64_t kTokens = 65'536;
 constexpr uint64_t kMiB = 1u << 20;
+constexpr uint32_t kPageRows = 64;
 
 // One rows stream in the engine's memory: what it computed, and where it wants it back.
 struct Rows {
@@ -52,7 +56,14 @@ struct Rows {
   std::byte* computed = nullptr;
   std::byte* restored = nullptr;
   uint64_t bytes = 0;
+  uint32_t row_bytes = 0;
+  uint32_t scale_bytes = 0;  // the last of each row
+  std::vector<int64_t> pages;
+
+  uint32_t value_bytes() const { return row_bytes - scale_bytes; }
 };
+
+enum class Way { kWhole, kEarlyRelease, kPages };
 
 class World {
  public:
@@ -87,7 +98,8 @@ class World {
   const std::string& folder() const { return folder_.path(); }
 
   // Seconds until the first layer that has rows was complete, and until all were.
-  std::pair<double, double> Restore(bool early_release) {
+  std::pair<double, double> Restore(Way way) {
+    const bool early_release = way == Way::kEarlyRelease;
     engine::Prompt prompt;
     if (!prompt.Append(tokens_, {}).ok()) Fail("the prompt");
     double first = 0;
@@ -100,7 +112,8 @@ class World {
       for (const Rows& rows : rows_) options.streams.push_back(rows.stream);
       const auto restore = engine::RestorePlan::Create(*match, options).value();
       std::vector<engine::BufferDesc> destinations;
-      for (const Rows& rows : rows_) destinations.push_back(Buffer(rows, rows.restored));
+      for (const Rows& rows : rows_)
+        destinations.push_back(way == Way::kPages ? Pages(rows) : Buffer(rows, rows.restored));
       engine::RestoreResult result;
       first = SecondsOf([&] {
         if (!restore->Start(std::move(destinations)).ok()) Fail("a restore was refused");
@@ -117,6 +130,23 @@ class World {
   void Check() {
     for (const Rows& rows : rows_) {
       if (std::memcmp(rows.restored, rows.computed, rows.bytes) != 0) Fail("a row is not what was stored");
+      std::memset(rows.restored, 0, rows.bytes);
+    }
+  }
+
+  void CheckPages() {
+    for (const Rows& rows : rows_) {
+      const uint64_t page_bytes = uint64_t{kPageRows} * rows.row_bytes;
+      for (uint64_t row = 0; row < rows.bytes / rows.row_bytes; ++row) {
+        const std::byte* const computed = rows.computed + row * rows.row_bytes;
+        const std::byte* const page = rows.restored + rows.pages[row / kPageRows] * page_bytes;
+        const std::byte* const scales = page + kPageRows * rows.value_bytes();
+        const uint64_t slot = row % kPageRows;
+        if (std::memcmp(page + slot * rows.value_bytes(), computed, rows.value_bytes()) != 0 ||
+            std::memcmp(scales + slot * rows.scale_bytes, computed + rows.value_bytes(), rows.scale_bytes) != 0) {
+          Fail("a row in a page is not what was stored");
+        }
+      }
       std::memset(rows.restored, 0, rows.bytes);
     }
   }
@@ -151,10 +181,24 @@ class World {
     return desc;
   }
 
+  static engine::BufferDesc Pages(const Rows& rows) {
+    engine::BufferDesc desc = Buffer(rows, rows.restored);
+    desc.form = engine::BufferForm::kPages;
+    desc.rows_per_page = kPageRows;
+    desc.page_stride = uint64_t{kPageRows} * rows.row_bytes;
+    desc.page_ids = rows.pages;
+    desc.columns = {{0, rows.value_bytes(), rows.value_bytes()},
+                    {uint64_t{kPageRows} * rows.value_bytes(), rows.scale_bytes, rows.scale_bytes}};
+    return desc;
+  }
+
   void Compute() {
+    std::mt19937_64 random(1);
     for (const uint32_t stream : engine::RowStreams(layout_)) {
       Rows rows;
       rows.stream = stream;
+      rows.row_bytes = layout_.stream(stream).row_bytes;
+      rows.scale_bytes = rows.row_bytes == 584 ? 8 : 4;
       rows.bytes = kTokens / layout_.block_tokens() * layout_.StreamBlockBytes(stream);
       rows.computed = HugePages(rows.bytes);
       rows.restored = HugePages(rows.bytes);
@@ -163,6 +207,10 @@ class World {
         value = value * 6364136223846793005u + 1442695040888963407u;
         std::memcpy(rows.computed + at, &value, sizeof(value));
       }
+      if (rows.bytes % (uint64_t{kPageRows} * rows.row_bytes) != 0) Fail("the rows do not fill pages");
+      rows.pages.resize(rows.bytes / rows.row_bytes / kPageRows);
+      std::iota(rows.pages.begin(), rows.pages.end(), 0);
+      std::shuffle(rows.pages.begin(), rows.pages.end(), random);
       rows_.push_back(rows);
     }
   }
@@ -180,7 +228,7 @@ class World {
 void PrintFirstLayer(World& world) {
   std::vector<double> shares;
   for (int i = 0; i < kPairs; ++i) {
-    const auto [first, all] = world.Restore(/*early_release=*/true);
+    const auto [first, all] = world.Restore(Way::kEarlyRelease);
     shares.push_back(first / all);
   }
   std::sort(shares.begin(), shares.end());
@@ -196,20 +244,23 @@ int main(int argc, char** argv) {
   World world(step);
   RawFile raw(world.folder() + "/raw", (world.row_bytes() + kMiB - 1) / kMiB, kMiB);
   raw.Write();
-  world.Restore(false);
+  world.Restore(Way::kWhole);
   world.Check();
   PrintShare(
-      "cold_restore_vs_raw", ">=0.90", [&] { world.Restore(false); }, [&] { raw.Read(); });
+      "cold_restore_vs_raw", ">=0.90", [&] { world.Restore(Way::kWhole); }, [&] { raw.Read(); });
   world.Check();
   PrintShare(
-      "cold_restore_early_vs_raw", ">=0.90", [&] { world.Restore(true); }, [&] { raw.Read(); });
+      "cold_restore_early_vs_raw", ">=0.90", [&] { world.Restore(Way::kEarlyRelease); }, [&] { raw.Read(); });
   world.Check();
+  PrintShare(
+      "cold_restore_pages_vs_raw", ">=0.90", [&] { world.Restore(Way::kPages); }, [&] { raw.Read(); });
+  world.CheckPages();
   PrintFirstLayer(world);
   world.Check();
   for (int i = 0; i < 20; ++i) world.Store(step);
   PrintShare(
       "durable_engine_put_vs_raw", ">=0.90", [&] { world.Store(step); }, [&] { raw.Write(); });
-  world.Restore(false);
+  world.Restore(Way::kWhole);
   world.Check();
   return 0;
 }
