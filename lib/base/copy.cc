@@ -14,6 +14,7 @@ namespace {
 #if defined(__SSE2__)
 
 constexpr size_t kLine = 64;
+constexpr size_t kVector = 16;
 constexpr uintptr_t kPage = 4096;
 // memcpy begins with `rep movsb` at 4 KiB or more.
 constexpr size_t kShort = 2048;
@@ -53,6 +54,17 @@ void CopyAligned(std::byte* to, const std::byte* from, size_t bytes, const Store
   std::memcpy(to + before + lines, from + before + lines, bytes - before - lines);
 }
 
+// Whole vectors, one piece behind the other: the lines that pieces share are written at once, too.
+void CopyDenseVectors(std::byte* to, const std::byte* from, size_t from_stride, size_t bytes, size_t rows) {
+  for (size_t row = 0; row < rows; ++row, from += from_stride, to += bytes) {
+    for (size_t at = 0; at < bytes; at += kVector) {
+      const __m128i value = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from + at));
+      _mm_stream_si128(reinterpret_cast<__m128i*>(to + at), value);
+    }
+  }
+  _mm_sfence();
+}
+
 #endif
 
 }  // namespace
@@ -76,6 +88,17 @@ void CopyPastCaches(std::byte* to, const std::byte* from, size_t bytes) {
   }
 #endif
   CopyBytes(to, from, bytes);
+}
+
+void CopyRowsPastCaches(std::byte* to, size_t to_stride, const std::byte* from, size_t from_stride, size_t bytes,
+                        size_t rows) {
+#if defined(__SSE2__)
+  const bool whole_vectors = bytes % kVector == 0 && reinterpret_cast<uintptr_t>(to) % kVector == 0;
+  if (whole_vectors && to_stride == bytes && bytes < kShort && bytes * rows >= kShort) {
+    return CopyDenseVectors(to, from, from_stride, bytes, rows);
+  }
+#endif
+  for (size_t row = 0; row < rows; ++row) CopyPastCaches(to + row * to_stride, from + row * from_stride, bytes);
 }
 
 }  // namespace kvstrata::core::base

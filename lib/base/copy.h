@@ -19,4 +19,9 @@ void CopyBytes(std::byte* to, const std::byte* from, size_t bytes);
 // overwritten, and leaves in the caches what is there. What was written is seen by others as after any other store.
 void CopyPastCaches(std::byte* to, const std::byte* from, size_t bytes);
 
+// The same for `rows` pieces of `bytes` each, so far apart. Short ones are written past the caches as well where they
+// come one behind the other.
+void CopyRowsPastCaches(std::byte* to, size_t to_stride, const std::byte* from, size_t from_stride, size_t bytes,
+                        size_t rows);
+
 }  // namespace kvstrata::core::base

@@ -178,10 +178,8 @@ absl::Status Buffer::Scatter(const RowRange& range, const std::byte* rows) const
   const absl::StatusOr<std::vector<CopyRun>> runs = Runs(range, 0);
   if (!runs.ok()) return runs.status();
   for (const CopyRun& run : *runs) {
-    for (uint64_t i = 0; i < run.count; ++i) {
-      base::CopyPastCaches(desc_.base + run.memory_offset + i * run.memory_stride,
-                           rows + run.host_offset + i * run.host_stride, run.bytes);
-    }
+    base::CopyRowsPastCaches(desc_.base + run.memory_offset, run.memory_stride, rows + run.host_offset, run.host_stride,
+                             run.bytes, run.count);
   }
   return absl::OkStatus();
 }

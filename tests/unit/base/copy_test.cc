@@ -42,3 +42,31 @@ TEST_CASE("copies are whole and touch nothing else, however source and destinati
   base::CopyBytes(nullptr, nullptr, 0);
   base::CopyPastCaches(nullptr, nullptr, 0);
 }
+
+TEST_CASE("rows are copied whole and nothing between or beside them is touched") {
+  const uint64_t seed = 20261201;
+  CAPTURE(seed);
+  constexpr size_t kRoom = 3 * 4096, kRows = 3;
+  constexpr std::byte kUntouched{0xA5};
+  std::vector<std::byte> source(kRoom), room(kRoom);
+  base::SeededRandom random(seed);
+  REQUIRE(random.Fill(source).ok());
+  for (const size_t bytes : {0u, 1u, 8u, 16u, 68u, 576u, 584u, 1024u, 2048u, 3000u}) {
+    for (const size_t gap : {0u, 8u, 16u}) {
+      for (const size_t aligned : {1u, 16u, 64u}) {
+        CAPTURE(bytes, gap, aligned);
+        const size_t before = AddressOf(room) % aligned;
+        const size_t to = (aligned - before) % aligned + aligned * random.Below(4);
+        const size_t from = random.Below(64), from_stride = bytes + random.Below(3) * 8, to_stride = bytes + gap;
+        std::vector<std::byte> expected(kRoom, kUntouched);
+        for (size_t row = 0; row < kRows; ++row) {
+          for (size_t at = 0; at < bytes; ++at)
+            expected[to + row * to_stride + at] = source[from + row * from_stride + at];
+        }
+        std::ranges::fill(room, kUntouched);
+        base::CopyRowsPastCaches(room.data() + to, to_stride, source.data() + from, from_stride, bytes, kRows);
+        REQUIRE(room == expected);
+      }
+    }
+  }
+}
