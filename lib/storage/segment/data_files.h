@@ -37,6 +37,11 @@ namespace kvstrata::core::storage {
 // Of 64 descriptors, what the rest of a store leaves.
 inline constexpr uint32_t kMaxSegments = 48;
 
+// How many units hold so many bytes.
+inline uint64_t UnitsOf(uint64_t bytes) {
+  return bytes / format::kUnitBytes + (bytes % format::kUnitBytes != 0 ? 1 : 0);
+}
+
 // A power of two, so that a store of that capacity has at most 16 segments; at least 64 MiB.
 uint64_t SegmentBytesFor(uint64_t capacity_bytes);
 

@@ -209,7 +209,7 @@ class SegmentStore {
   std::vector<Id> ClaimEach(std::span<const Id> ids) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status DropAtOpen(Id id);
 
-  // Putting (store.cc).
+  // Putting (store_put.cc).
   absl::Status Writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status Place(uint64_t payload_bytes, Reservation* reservation);
   // In pieces where `least_piece` is less than all: each has as many units at least, but for the last.

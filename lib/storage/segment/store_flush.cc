@@ -143,7 +143,7 @@ void SegmentStore::CommitBatch(const Batch& batch) {
   const auto end = quarantine_.begin() + static_cast<ptrdiff_t>(batch.quarantined);
   for (auto at = quarantine_.begin(); at != end; ++at) {
     table_.SetQuarantined(*at, false);
-    quarantined_units_ -= (table_.Get(*at).payload_bytes + format::kUnitBytes - 1) / format::kUnitBytes;
+    quarantined_units_ -= UnitsOf(table_.Get(*at).payload_bytes);
     ReleaseIfUnused(*at);
   }
   quarantine_.erase(quarantine_.begin(), end);
