@@ -93,6 +93,7 @@ class Writer {
   bool IsAdmitted(uint64_t position) const;
   uint32_t ExpiresAt() const;
   uint64_t MostRunBlocks() const;
+  uint64_t NextRunBlocks(uint64_t left) const;
   absl::StatusOr<uint64_t> StoreRun(uint64_t block, uint64_t count);
   void StoreSnapshot(uint64_t position);
   void DecodeSnapshot();

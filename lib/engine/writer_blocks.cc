@@ -75,7 +75,7 @@ void Writer::StoreBlocks(uint64_t blocks) {
   const uint64_t stored = StoredPrefix(blocks);
   const uint64_t admitted = AdmittedBlocks(stored, blocks);
   for (uint64_t block = stored; block < admitted;) {
-    const absl::StatusOr<uint64_t> there = StoreRun(block, std::min(admitted - block, MostRunBlocks()));
+    const absl::StatusOr<uint64_t> there = StoreRun(block, NextRunBlocks(admitted - block));
     if (!there.ok()) {
       // Children of a block that is not there cannot be stored: the rest waits for the next block, which tries again.
       Drop(RecordClass::kRows, there.status());
@@ -97,6 +97,14 @@ uint64_t Writer::MostRunBlocks() const {
       std::min({cache_->staging()->capacity() / 4, cache_->options().capacity_bytes / kMaxRunShare,
                 cache_->storage().capabilities().max_payload_bytes, trie::Trie::kMaxBlockBytes});
   return std::clamp<uint64_t>(most_bytes / std::max<uint64_t>(block_bytes, 1), 1, format::kMaxRunBlocks);
+}
+
+// Of `left` blocks: as few runs as possible, and these as long as each other. Staging memory that one of them has left
+// then fits the next.
+uint64_t Writer::NextRunBlocks(uint64_t left) const {
+  const uint64_t most = MostRunBlocks();
+  const uint64_t runs = (left + most - 1) / most;
+  return (left + runs - 1) / runs;
 }
 
 // Stores up to `count` blocks from `block` on in one record, fewer where there is no room for so many. How many of them
