@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/storage/io_pool.h"
 
+#include <array>
 #include <cassert>
 #include <new>
 #include <string>
@@ -9,8 +10,9 @@
 #include "lib/storage/quiet_thread.h"
 
 namespace kvstrata::core::storage {
+
 IoPool::IoPool(uint64_t capacity, Handler handler, Done done)
-    : handler_(std::move(handler)), done_(std::move(done)), ring_(static_cast<size_t>(capacity)) {}
+    : handler_(std::move(handler)), done_(std::move(done)), queue_(capacity) {}
 
 IoPool::~IoPool() { Stop(); }
 
@@ -30,40 +32,51 @@ absl::Status IoPool::Start(uint32_t threads) {
 
 void IoPool::Push(std::span<const Request> requests) {
   base::MutexLock lock(mutex_);
-  assert(requests.size() <= ring_.size() - count_ && !stopping_);
-  for (const Request& request : requests) {
-    ring_[static_cast<size_t>((first_ + count_) % ring_.size())] = request;
-    ++count_;
-  }
-  if (requests.size() == 1) {
-    changed_.NotifyOne();
-  } else {
-    changed_.NotifyAll();
-  }
+  assert(!stopping_);
+  for (const Request& request : requests) queue_.Push(request);
+  // Who takes one wakes the next.
+  if (queue_.ready()) changed_.NotifyOne();
 }
 
-bool IoPool::Pop(Request* out) {
+bool IoPool::Take(RequestQueue::Job* job) {
   base::MutexLock lock(mutex_);
-  while (count_ == 0 && !stopping_) changed_.Wait(mutex_);
-  if (count_ == 0) return false;
-  *out = ring_[static_cast<size_t>(first_)];
-  first_ = (first_ + 1) % ring_.size();
-  --count_;
+  while (!queue_.ready()) {
+    if (stopping_ && queue_.empty()) return false;
+    changed_.Wait(mutex_);
+  }
+  queue_.Take(job);
+  if (queue_.ready()) changed_.NotifyOne();
   return true;
 }
 
-void IoPool::Run() {
-  Request request;
-  while (Pop(&request)) {
-    Result result;
-    try {
-      result = handler_(request);
-    } catch (const std::bad_alloc&) {
-      result = {base::MakeStatus(base::Code::kOutOfMemory, "request", "no memory to carry it out"), 0};
+void IoPool::Carry(const RequestQueue::Job& job) {
+  std::array<std::optional<Result>, RequestQueue::kJobPuts> results;
+  try {
+    handler_(job.all(), std::span(results).first(job.count));
+  } catch (const std::bad_alloc&) {
+    // Those that have no result were not carried out.
+  }
+  {
+    base::MutexLock lock(mutex_);
+    queue_.End(job);
+    if (stopping_) {
+      changed_.NotifyAll();
+    } else if (queue_.ready()) {
+      changed_.NotifyOne();
     }
-    request.completion.Run(result);
+  }
+  for (size_t i = 0; i < job.count; ++i) {
+    if (!results[i].has_value()) {
+      results[i] = {base::MakeStatus(base::Code::kOutOfMemory, "request", "no memory to carry it out"), 0};
+    }
+    job.requests[i].completion.Run(*results[i]);
     done_();
   }
+}
+
+void IoPool::Run() {
+  RequestQueue::Job job;
+  while (Take(&job)) Carry(job);
 }
 
 void IoPool::Stop() {

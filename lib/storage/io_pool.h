@@ -3,7 +3,7 @@
 // started when the backend opens and joined when it closes.
 //
 // Invariants:
-//   I1. Pushing allocates nothing: the queue is a ring of its full size from the beginning.
+//   I1. Pushing allocates nothing (RequestQueue).
 //   I2. An exception out of a handler (memory ran out) becomes a result, so each pushed request completes.
 //
 // Thread rule: Push on any thread; Start, Stop and the destructor on one at a time.
@@ -11,19 +11,22 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
 
 #include "lib/base/mutex.h"
+#include "lib/storage/request_queue.h"
 #include "lib/storage/storage.h"
 
 namespace kvstrata::core::storage {
 
 class IoPool {
  public:
-  // Carries out one request: runs on a pool thread.
-  using Handler = std::function<Result(const Request& request)>;
+  // Carries out a job of the queue, a get or puts, and says how each request went; runs on a pool thread.
+  using Results = std::span<std::optional<Result>>;
+  using Handler = std::function<void(std::span<const Request> requests, Results results)>;
   // After the completion of a request has returned.
   using Done = std::function<void()>;
 
@@ -42,16 +45,15 @@ class IoPool {
 
  private:
   void Run();
-  bool Pop(Request* out);
+  bool Take(RequestQueue::Job* job);
+  void Carry(const RequestQueue::Job& job);
 
   const Handler handler_;
   const Done done_;
   std::vector<std::thread> threads_;
   base::Mutex mutex_;
   base::CondVar changed_;
-  std::vector<Request> ring_ ABSL_GUARDED_BY(mutex_);
-  uint64_t first_ ABSL_GUARDED_BY(mutex_) = 0;
-  uint64_t count_ ABSL_GUARDED_BY(mutex_) = 0;
+  RequestQueue queue_ ABSL_GUARDED_BY(mutex_);
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -28,6 +28,10 @@ std::string SegmentName(uint32_t number) { return "data-" + FileNumber(number) +
 
 size_t RoundUp(size_t bytes) { return (bytes + format::kUnitBytes - 1) / format::kUnitBytes * format::kUnitBytes; }
 
+bool IsBehind(const format::Extent& extent, const format::Extent& before) {
+  return extent.segment == before.segment && extent.first == before.first + before.units;
+}
+
 uint32_t Units(uint64_t bytes) { return static_cast<uint32_t>(bytes / format::kUnitBytes); }
 
 }  // namespace
@@ -235,15 +239,29 @@ absl::Status DataFiles::Extend(Segment& segment, uint32_t ready) {
 
 // ---- Bytes ---------------------------------------------------------------------------------------------------------
 
-absl::Status DataFiles::Write(std::span<const format::Extent> extents, uint64_t bytes,
-                              std::span<const base::ByteView> parts) {
+absl::Status DataFiles::Write(std::span<const Writing> writings) {
+  static constexpr std::array<std::byte, format::kUnitBytes> kZeros{};
+  std::vector<base::ByteView> parts;
+  Extents stretches;
+  for (const Writing& writing : writings) {
+    for (const format::Extent& extent : writing.extents) {
+      if (!stretches.empty() && IsBehind(extent, stretches.back())) {
+        stretches.back().units += extent.units;
+      } else {
+        stretches.push_back(extent);
+      }
+    }
+    parts.insert(parts.end(), writing.parts.begin(), writing.parts.end());
+    // The next record begins with a unit.
+    const uint64_t rest = UnitsOf(writing.bytes) * format::kUnitBytes - writing.bytes;
+    if (&writing != &writings.back()) parts.push_back(base::ByteView(kZeros).first(static_cast<size_t>(rest)));
+  }
   Gather gather(parts);
-  for (const format::Extent& extent : extents) {
-    Segment& segment = *segments_[extent.segment];
-    const uint64_t offset = extent.first * format::kUnitBytes;
-    const uint64_t here = std::min(bytes, extent.units * format::kUnitBytes);
-    if (absl::Status status = WritePart(segment, offset, here, &gather); !status.ok()) return status;
-    bytes -= here;
+  for (const format::Extent& stretch : stretches) {
+    Segment& segment = *segments_[stretch.segment];
+    const uint64_t offset = stretch.first * format::kUnitBytes;
+    absl::Status status = WritePart(segment, offset, stretch.units * format::kUnitBytes, &gather);
+    if (!status.ok()) return status;
     // Afterwards, so that a flush that runs meanwhile does not take the mark away.
     segment.dirty = true;
   }

@@ -91,7 +91,14 @@ class DataFiles {
   // made since the caller looked may be enough for both. kNoSpace when the store may not grow so far.
   absl::Status Grow(uint32_t units, uint64_t ready, absl::FunctionRef<void(absl::FunctionRef<void()>)> publish);
 
-  absl::Status Write(std::span<const format::Extent> extents, uint64_t bytes, std::span<const base::ByteView> parts);
+  // A record's bytes, and units that hold them.
+  struct Writing {
+    std::span<const format::Extent> extents;
+    uint64_t bytes = 0;
+    std::span<const base::ByteView> parts;
+  };
+  // Those that lie one behind the other in a segment go as one. After a failure any may be written, or not.
+  absl::Status Write(std::span<const Writing> writings);
   absl::Status Read(std::span<const format::Extent> extents, uint64_t offset, base::MutableBytes to);
   // Where in which file [offset, offset + bytes) of these extents begins, and how much of it lies there in a row. The
   // range, which is not empty, is within them.

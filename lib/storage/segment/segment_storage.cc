@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/storage/segment/segment_storage.h"
 
+#include <algorithm>
 #include <utility>
 
+#include "absl/cleanup/cleanup.h"
 #include "lib/base/status.h"
 #include "lib/storage/gate.h"
 #include "lib/storage/io_pool.h"
@@ -36,7 +38,8 @@ struct SegmentStorage::State {
         store(std::move(opened)),
         gate(options.max_requests),
         pool(
-            options.max_requests, [this](const Request& request) { return Carry(request); },
+            options.max_requests,
+            [this](std::span<const Request> requests, IoPool::Results results) { Carry(requests, results); },
             [this] { gate.LeaveRequest(); }),
         ring(
             *store, [this] { gate.LeaveRequest(); },
@@ -54,17 +57,27 @@ struct SegmentStorage::State {
     limits.max_payload_bytes = store->MaxPayloadBytes();
   }
 
-  Result Carry(const Request& request) {
-    const Put* put = std::get_if<Put>(&request.operation);
-    if (put == nullptr) return store->DoGet(std::get<Get>(request.operation));
-    Result result = store->DoPut(*put);
-    if (result.status.ok()) Changed();
-    return result;
+  void Carry(std::span<const Request> requests, IoPool::Results results) {
+    if (const Get* get = std::get_if<Get>(&requests[0].operation); get != nullptr) {
+      results[0] = store->DoGet(*get);
+      return;
+    }
+    // Also where memory runs out behind some of them.
+    const absl::Cleanup changed = [&] {
+      const auto stored = [](const std::optional<Result>& result) { return result.has_value() && result->status.ok(); };
+      if (std::ranges::any_of(results, stored)) Changed();
+    };
+    store->DoPuts(requests, results);
   }
 
-  // Gets that the ring takes at once go there, everything else to the threads.
-  void Accept(const Request& request) {
-    if (!ring.Take(request)) pool.Push({&request, 1});
+  // Gets that the ring takes at once go there, everything else to the threads: together, so that puts find each other.
+  void Accept(std::span<const Request> requests) {
+    while (!requests.empty()) {
+      const auto taken = std::ranges::find_if(requests, [this](const Request& request) { return ring.Take(request); });
+      const auto before = static_cast<size_t>(taken - requests.begin());
+      if (before > 0) pool.Push(requests.first(before));
+      requests = requests.subspan(taken == requests.end() ? before : before + 1);
+    }
   }
 
   void Changed() {
@@ -119,7 +132,7 @@ SegmentStorage::~SegmentStorage() {
 absl::Status SegmentStorage::Submit(std::span<const Request> requests) {
   if (absl::Status status = CheckBatch(requests, state_->limits); !status.ok()) return status;
   if (absl::Status status = state_->gate.EnterRequests(requests.size()); !status.ok()) return status;
-  for (const Request& request : requests) state_->Accept(request);
+  state_->Accept(requests);
   return absl::OkStatus();
 }
 

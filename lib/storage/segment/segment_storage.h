@@ -28,7 +28,8 @@ struct SegmentOptions {
   // How much the store is to hold: 1 or more, unless it is read-only. A new store's files are laid out for it; segments
   // grow with what is put, up to this and a 16th and 1 MiB more.
   uint64_t capacity_bytes = 0;
-  // 1 to 64. Each carries out one request at a time: eight keep a drive busy at 256 KiB. A buffer of 1 MiB each.
+  // 1 to 64. Each carries out a get, or the puts of one write (RequestQueue), at a time: eight keep a drive busy at
+  // 256 KiB. A buffer of 1 MiB each.
   uint32_t io_threads = 8;
   // Gets that land straight in their destination go through io_uring where it can be had. False: through the threads.
   bool ring = true;

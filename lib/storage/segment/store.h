@@ -19,6 +19,7 @@
 #include <deque>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -83,7 +84,8 @@ class SegmentStore {
   SegmentStore(const SegmentStore&) = delete;
   SegmentStore& operator=(const SegmentStore&) = delete;
 
-  Result DoPut(const Put& put);
+  // One result for each request, which are puts: what lies together is written together.
+  void DoPuts(std::span<const Request> requests, std::span<std::optional<Result>> results);
   Result DoGet(const Get& get);
   // A get in three parts, for who reads by other means. Its record keeps its place from BeginGet, where that is OK, to
   // EndGet.
@@ -211,11 +213,12 @@ class SegmentStore {
 
   // Putting (store_put.cc).
   absl::Status Writable() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Place(uint64_t payload_bytes, Reservation* reservation);
+  void PlaceTogether(std::deque<Reservation>* puts);
+  absl::Status Place(Reservation* put);
   // In pieces where `least_piece` is less than all: each has as many units at least, but for the last.
   std::optional<DataFiles::Extents> TryPlace(uint64_t units, uint64_t least_piece)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  absl::Status Publish(const Put& put, Reservation* reservation);
+  absl::Status Publish(Reservation* reservation);
   void Retire(Id id, Change* change) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReleaseIfUnused(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReserveQuarantine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

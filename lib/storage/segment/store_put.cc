@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Putting records into a segment store: a place, the bytes, then the table.
 #include <algorithm>
+#include <deque>
 #include <utility>
 
 #include "lib/base/status.h"
@@ -19,10 +20,16 @@ absl::Status NoMemoryForTable() { return base::MakeStatus(base::Code::kOutOfMemo
 
 }  // namespace
 
-// The place of a put that is not in the table yet: given back at the end unless it was published.
+// A put that is not in the table yet, and its place, which is given back at the end unless it was published.
 class SegmentStore::Reservation {
  public:
-  Reservation(SegmentStore& store, uint64_t stored) : store_(store), stored_(stored) { store_.used_bytes_ += stored_; }
+  Reservation(SegmentStore& store, const Put& given)
+      : put(given),
+        payload_bytes(PayloadBytes(given).value_or(UINT64_MAX)),
+        store_(store),
+        stored_(StoredBytes(payload_bytes, given.meta.size())) {
+    store_.used_bytes_ += stored_;
+  }
   ~Reservation() {
     if (published_) return;
     store_.used_bytes_ -= stored_;
@@ -32,7 +39,11 @@ class SegmentStore::Reservation {
   Reservation(const Reservation&) = delete;
   Reservation& operator=(const Reservation&) = delete;
   void SetPublished() { published_ = true; }
+  DataFiles::Writing writing() const { return {extents, payload_bytes, put.parts}; }
 
+  const Put& put;
+  const uint64_t payload_bytes;
+  bool placed = false;
   DataFiles::Extents extents;
   uint64_t lost_flushes = 0;
 
@@ -42,13 +53,28 @@ class SegmentStore::Reservation {
   bool published_ = false;
 };
 
-Result SegmentStore::DoPut(const Put& put) {
-  const uint64_t payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
-  Reservation reservation(*this, StoredBytes(payload_bytes, put.meta.size()));
-  absl::Status status = Place(payload_bytes, &reservation);
-  if (status.ok()) status = data_->Write(reservation.extents, payload_bytes, put.parts);
-  if (status.ok()) status = Publish(put, &reservation);
-  return {status, status.ok() ? payload_bytes : 0};
+void SegmentStore::DoPuts(std::span<const Request> requests, std::span<std::optional<Result>> results) {
+  std::deque<Reservation> puts;
+  for (const Request& request : requests) puts.emplace_back(*this, std::get<Put>(request.operation));
+  if (puts.size() > 1) PlaceTogether(&puts);
+  std::vector<DataFiles::Writing> writings;
+  for (size_t i = 0; i < puts.size(); ++i) {
+    const absl::Status status = puts[i].placed ? absl::OkStatus() : Place(&puts[i]);
+    if (status.ok()) {
+      writings.push_back(puts[i].writing());
+    } else {
+      results[i] = {status, 0};
+    }
+  }
+  // Where some of them cannot be written, each finds out by itself.
+  const absl::Status together = data_->Write(writings);
+  for (size_t i = 0; i < puts.size(); ++i) {
+    if (results[i].has_value()) continue;
+    const DataFiles::Writing alone = puts[i].writing();
+    absl::Status status = together.ok() || writings.size() == 1 ? together : data_->Write({&alone, 1});
+    if (status.ok()) status = Publish(&puts[i]);
+    results[i] = {status, status.ok() ? puts[i].payload_bytes : 0};
+  }
 }
 
 absl::Status SegmentStore::Writable() const {
@@ -66,10 +92,24 @@ std::optional<DataFiles::Extents> SegmentStore::TryPlace(uint64_t units, uint64_
   return DataFiles::Extents{*extent};
 }
 
+// One behind the other, so that they can be written as one. From where that is not to be had on, each for itself.
+void SegmentStore::PlaceTogether(std::deque<Reservation>* puts) {
+  base::MutexLock lock(mutex_);
+  if (!Writable().ok()) return;
+  for (Reservation& put : *puts) {
+    const uint64_t units = UnitsOf(put.payload_bytes);
+    std::optional<DataFiles::Extents> extents = TryPlace(units, units);
+    if (!extents.has_value()) return;
+    put.extents = *std::move(extents);
+    put.lost_flushes = lost_flushes_;
+    put.placed = true;
+  }
+}
+
 // One run of what is there; else the store grows; else in large pieces; else what waits for a flush is made free; else
 // in any pieces.
-absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservation) {
-  const uint64_t units = UnitsOf(payload_bytes);
+absl::Status SegmentStore::Place(Reservation* put) {
+  const uint64_t units = UnitsOf(put->payload_bytes);
   const uint64_t segment_units = UnitsOf(super_.segment_bytes);
   absl::Status full;
   uint64_t least_piece = units > segment_units ? kLargePieceUnits : units;
@@ -79,10 +119,10 @@ absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservatio
     {
       base::MutexLock lock(mutex_);
       if (absl::Status status = Writable(); !status.ok()) return status;
-      reservation->lost_flushes = lost_flushes_;
+      put->lost_flushes = lost_flushes_;
       std::optional<DataFiles::Extents> extents = TryPlace(units, least_piece);
       if (extents.has_value()) {
-        reservation->extents = *std::move(extents);
+        put->extents = *std::move(extents);
         return absl::OkStatus();
       }
       quarantined = quarantined_units_ > 0;
@@ -112,9 +152,10 @@ absl::Status SegmentStore::Place(uint64_t payload_bytes, Reservation* reservatio
   }
 }
 
-absl::Status SegmentStore::Publish(const Put& put, Reservation* reservation) {
+absl::Status SegmentStore::Publish(Reservation* reservation) {
+  const Put& put = reservation->put;
   Record record;
-  record.payload_bytes = PayloadBytes(put).value_or(UINT64_MAX);
+  record.payload_bytes = reservation->payload_bytes;
   record.meta_bytes = static_cast<uint16_t>(put.meta.size());
   record.state = RecordState::kPending;
   std::vector<std::byte> meta(put.meta.begin(), put.meta.end());

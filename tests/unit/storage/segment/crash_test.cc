@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The segment store against a model, on a simulated disk: the process stops at every single call that changes the disk,
 // with and without a loss of power, and whatever the next opening finds must be what the model allows.
+#include <array>
 #include <map>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 
 namespace base = kvstrata::core::base;
 namespace storage = kvstrata::core::storage;
+using kvstrata::test::Completions;
 using kvstrata::test::CrashMeta;
 using kvstrata::test::CrashModel;
 using kvstrata::test::CrashPayload;
@@ -45,13 +47,39 @@ std::unique_ptr<storage::SegmentStorage> Open(SimDisk& disk, uint64_t journal_by
   return opened.ok() ? std::move(*opened) : nullptr;
 }
 
+// Three keys at once, which one thread writes together.
+void PutTogether(storage::SegmentStorage& store, CrashModel& model, uint64_t first, uint64_t* version) {
+  constexpr uint64_t kTogether = 3;
+  std::array<std::string, kTogether> payloads, metas;
+  std::array<base::ByteView, kTogether> parts;
+  std::array<uint64_t, kTogether> versions;
+  std::vector<storage::Request> requests;
+  Completions completions(kTogether);
+  for (uint64_t i = 0; i < kTogether; ++i) {
+    const uint64_t key = (first + i) % kKeys;
+    versions[i] = ++*version;
+    model.Began(key, versions[i]);
+    payloads[i] = CrashPayload(key, versions[i]);
+    metas[i] = CrashMeta(key, versions[i]);
+    parts[i] = base::AsBytes(payloads[i]);
+    requests.push_back({storage::Put{KeyOf(key), {&parts[i], 1}, base::AsBytes(metas[i])}, completions.Of(i)});
+  }
+  REQUIRE(store.Submit(requests).ok());
+  completions.Wait();
+  for (uint64_t i = 0; i < kTogether; ++i) {
+    if (completions.result(i).status.ok()) model.Completed((first + i) % kKeys, versions[i]);
+  }
+}
+
 // Random puts, removals, gets and syncs, until the process stops or all is done. `*version` goes on from run to run.
 void Work(storage::SegmentStorage& store, SimDisk& disk, CrashModel& model, base::SeededRandom& random,
           uint64_t* version) {
   for (int step = 0; step < 40 && !disk.stopped(); ++step) {
     const uint64_t key = random.Below(kKeys);
     const uint64_t choice = random.Below(10);
-    if (choice < 6) {
+    if (choice < 2) {
+      PutTogether(store, model, key, version);
+    } else if (choice < 6) {
       const uint64_t mine = ++*version;
       model.Began(key, mine);
       const std::string payload = CrashPayload(key, mine);
