@@ -292,21 +292,27 @@ class Cache : public std::enable_shared_from_this<Cache> {
   absl::Status AgreeOnLife(NameSpace* space);
   void AddSpace(const std::shared_ptr<NameSpace>& space);
   absl::Status ReplaceLife(const NameSpace& space, const format::NamespaceId& life);
+  absl::Status FollowFromStart();
+  void AdoptListedRuns();
+  bool AdoptListedRun(NameSpace& space, OtherRecord* record);
+  void AdoptListedSnapshots();
+  void CountTakenOver();
+  std::optional<format::RecordMeta> MetaOfOther(const storage::RecordView& record);
+  absl::Status AddOthersSpaces(const std::vector<format::RecordMeta>& metas);
   absl::Status FollowToEnd();
   absl::Status FollowPage(bool* done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(follow_mutex_);
   void Heed(const storage::FeedEntry& entry, std::vector<format::RecordMeta>* spaces, std::vector<Removal>* removals);
   std::shared_ptr<NameSpace> SpaceOfLife(const format::NamespaceId& life) const;
   void LoseOther(const storage::Key& key, std::vector<Removal>* removals);
   std::optional<trie::NodeRef> AdoptRun(NameSpace& space, trie::NodeRef parent, const OtherRecords::Place& place);
-  void AdoptSnapshots(NameSpace& space, trie::NodeRef node, const base::BlockDigest& boundary);
+  void AdoptSnapshots(NameSpace& space, const base::BlockDigest& boundary);
   void CountOther(RecordClass record_class, uint64_t bytes, int sign);
-  void TakeOver(const storage::Key& key);
-  void TakeOverAll(const base::BlockDigest& root);
-  void CountTakenOver();
-  bool IsOtherBlock(const trie::BlockInfo& block) const;
+  void TakeOver(const OtherRecord& record);
+  void TakeOverAll();
+  bool IsOtherBlock(const NameSpace& space, const trie::BlockInfo& block) const;
   bool IsOtherSnapshot(const NameSpace& space, const trie::SnapshotInfo& snapshot) const;
   // False: it is our own.
-  bool ForgetOtherBlock(const trie::BlockInfo& block);
+  bool ForgetOtherBlock(const NameSpace& space, const trie::BlockInfo& block);
   bool ForgetOtherSnapshot(const storage::Key& key, uint64_t bytes);
   bool SpareOtherSnapshot(NameSpace& space, const trie::SnapshotInfo& snapshot);
   absl::Status FlushStorage();
@@ -406,7 +412,7 @@ class Cache : public std::enable_shared_from_this<Cache> {
   uint32_t uses_failures_ = 0;        // one after the other
   base::Mutex uses_mutex_;            // before mutex_; who writes uses down
   std::vector<uint64_t> uses_bytes_;  // by part, as stored; the writer's, and at opening
-  double read_rate_ = 0;  // bytes per second of recent restores; 0: none yet
+  double read_rate_ = 0;              // bytes per second of recent restores; 0: none yet
 
   // What others that share the storage have.
   const bool follows_;

@@ -6,7 +6,7 @@
 // for: by a lookup, or as the parent of what is stored here. They take nothing of the byte budget. Evicting such a
 // block only takes it out of the index; what another has removed goes from the index with all below it, and what is
 // below it and our own, from the storage. A cache that is open for reading only has nothing of its own, evicts nothing,
-// and takes over everything at once.
+// and takes over everything at once. What is there at an opening is in follow_open.cc.
 #include <algorithm>
 #include <utility>
 
@@ -22,6 +22,8 @@ constexpr uint64_t kFollowEveryNs = 20'000'000;
 constexpr int kPagesAtOnce = 4;
 // An opening waits for all that is there, but not for a lane that is written faster than it is read.
 constexpr int kPagesAtOpen = 1 << 20;
+// Blocks of a run before its turn that the index is told of one, once it has been told of all.
+constexpr uint32_t kChainAhead = 8;
 
 storage::Key NameOfSpace(const NameSpace& space) {
   return {format::MakeRecordKey(format::RecordKind::kNamespace, space.trie.root_key())};
@@ -120,7 +122,18 @@ absl::Status Cache::FollowPage(bool* done) {
     for (const storage::FeedEntry& entry : page.entries) Heed(entry, &spaces, &removals);
   }
   if (!options_.read_only) RunRemovals(removals);
-  for (const format::RecordMeta& meta : spaces) {
+  if (absl::Status status = AddOthersSpaces(spaces); !status.ok()) return status;
+  if (!options_.read_only) return absl::OkStatus();
+  base::MutexLock lock(mutex_);
+  for (const storage::FeedEntry& entry : page.entries) {
+    if (const OtherRecord* const record = others_.Find(entry.record.key); record != nullptr) TakeOver(*record);
+  }
+  if (!spaces.empty()) TakeOverAll();
+  return absl::OkStatus();
+}
+
+absl::Status Cache::AddOthersSpaces(const std::vector<format::RecordMeta>& metas) {
+  for (const format::RecordMeta& meta : metas) {
     absl::StatusOr<std::shared_ptr<NameSpace>> space = ReadNamespace(meta);
     // One that has gone, or is damaged, is made anew by whoever opens it here.
     if (!space.ok()) continue;
@@ -128,11 +141,18 @@ absl::Status Cache::FollowPage(bool* done) {
     base::MutexLock lock(mutex_);
     AddSpace(*space);
   }
-  if (!options_.read_only) return absl::OkStatus();
-  base::MutexLock lock(mutex_);
-  for (const storage::FeedEntry& entry : page.entries) TakeOver(entry.record.key);
-  for (const format::RecordMeta& meta : spaces) TakeOverAll(meta.identity.key);
   return absl::OkStatus();
+}
+
+// Nothing for a record that is none of ours.
+std::optional<format::RecordMeta> Cache::MetaOfOther(const storage::RecordView& record) {
+  absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(record.meta);
+  if (meta.ok() && meta->payload_bytes == record.payload_bytes && KeyOfRecord(meta->identity) == record.key) {
+    return *std::move(meta);
+  }
+  const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
+  (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
+  return std::nullopt;
 }
 
 // One change. Namespaces that are not known are added to `spaces`, to be read without the lock.
@@ -140,28 +160,23 @@ void Cache::Heed(const storage::FeedEntry& entry, std::vector<format::RecordMeta
                  std::vector<Removal>* removals) {
   const storage::Key& key = entry.record.key;
   if (entry.gone) return LoseOther(key, removals);
-  const absl::StatusOr<format::RecordMeta> meta = format::DecodeRecordMeta(entry.record.meta);
-  if (!meta.ok() || meta->payload_bytes != entry.record.payload_bytes || KeyOfRecord(meta->identity) != key) {
-    const bool too_new = base::CodeOf(meta.status()) == base::Code::kFormatTooNew;
-    (too_new ? stats_.skipped_too_new : meta.ok() ? stats_.skipped_foreign : stats_.skipped_corrupt) += 1;
-    return LoseOther(key, removals);
-  }
-  if (meta->identity.kind == format::RecordKind::kNamespace) {
-    if (!namespaces_.contains(meta->identity.key.digest)) spaces->push_back(*meta);
+  const std::optional<format::RecordMeta> meta =
+      MetaOfOther({key, entry.record.payload_bytes, entry.record.stored_bytes, entry.record.meta});
+  if (!meta.has_value()) return LoseOther(key, removals);
+  const format::RecordIdentity& identity = meta->identity;
+  if (identity.kind == format::RecordKind::kNamespace) {
+    if (!namespaces_.contains(identity.key.digest)) spaces->push_back(*meta);
     return;
   }
-  if (meta->identity.kind == format::RecordKind::kStore || meta->identity.kind == format::RecordKind::kUses) return;
+  if (identity.kind == format::RecordKind::kStore || identity.kind == format::RecordKind::kUses) return;
   const OtherRecord* const known = others_.Find(key);
-  if (known != nullptr && known->meta.identity == meta->identity) return;
+  if (known != nullptr && known->Is(*meta)) return;
   LoseOther(key, removals);
-  others_.Add(key, {*meta, entry.record.stored_bytes});
+  if (!others_.Add(*meta, entry.record.stored_bytes)) return;  // without memory for it, as if it had gone
   knows_others_ = true;
-  if (meta->identity.kind != format::RecordKind::kSnapshot) return;
-  if (const std::shared_ptr<NameSpace> space = SpaceOfLife(meta->identity.name_space); space != nullptr) {
-    const bool at_root = meta->identity.key == space->trie.root_key();
-    const auto node = at_root ? std::optional(space->trie.root()) : space->trie.Find(meta->identity.key);
-    if (node.has_value()) AdoptSnapshots(*space, *node, meta->identity.key);
-  }
+  if (identity.kind != format::RecordKind::kSnapshot) return;
+  const std::shared_ptr<NameSpace> space = SpaceOfLife(identity.name_space);
+  if (space != nullptr) AdoptSnapshots(*space, identity.key);
 }
 
 std::shared_ptr<NameSpace> Cache::SpaceOfLife(const format::NamespaceId& life) const {
@@ -173,24 +188,25 @@ std::shared_ptr<NameSpace> Cache::SpaceOfLife(const format::NamespaceId& life) c
 
 // Another's record is not to be believed any more: what was taken over of it leaves the index, with all below.
 void Cache::LoseOther(const storage::Key& key, std::vector<Removal>* removals) {
-  const OtherRecord* const record = others_.Find(key);
+  OtherRecord* const record = others_.Find(key);
   if (record == nullptr) return;
-  const format::RecordIdentity& identity = record->meta.identity;
+  const base::BlockDigest& block = record->snapshot ? record->above : record->key;
   for (const auto& [root, space] : namespaces_) {
-    if (space->LifeOfBlocks() != identity.name_space) continue;
-    const bool at_root = identity.key == space->trie.root_key();
-    const auto node = at_root ? std::optional(space->trie.root()) : space->trie.Find(identity.key);
-    if (record->is_snapshot() && node.has_value() && others_.IsIndexed(key)) {
-      for (const trie::SnapshotInfo& snapshot : space->snapshots.FindOnPath(*node, identity.position)) {
-        const bool same =
-            snapshot.node == *node && snapshot.position == identity.position && snapshot.sequence == identity.sequence;
-        if (same) DetachSnapshot(*space, snapshot.snapshot, removals);
-      }
-    } else if (!record->is_snapshot() && !at_root && node.has_value() && others_.IsIndexed(key)) {
-      DetachBlock(*space, *node, removals);
+    if (space->LifeOfBlocks() != record->life || !record->IsIndexed(0)) continue;
+    const bool at_root = block == space->trie.root_key();
+    const auto node = at_root ? std::optional(space->trie.root()) : space->trie.Find(block);
+    if (!node.has_value()) continue;
+    if (!record->snapshot) {
+      if (!at_root) DetachBlock(*space, *node, removals);
+      continue;
+    }
+    for (const trie::SnapshotInfo& snapshot : space->snapshots.FindOnPath(*node, record->position)) {
+      const bool same =
+          snapshot.node == *node && snapshot.position == record->position && snapshot.sequence == record->sequence;
+      if (same) DetachSnapshot(*space, snapshot.snapshot, removals);
     }
   }
-  others_.Erase(key);
+  others_.Erase(record);
 }
 
 // ---- Taking over ---------------------------------------------------------------------------------------------------
@@ -201,13 +217,12 @@ std::optional<trie::NodeRef> Cache::FindOrAdopt(NameSpace& space, const base::Bl
   for (base::BlockDigest wanted = key; !node.has_value();) {
     node = wanted == space.trie.root_key() ? std::optional(space.trie.root()) : space.trie.Find(wanted);
     if (node.has_value()) break;
-    const std::optional<OtherRecords::Place> place = others_.FindBlock(wanted);
-    if (!place.has_value() || place->record->meta.identity.name_space != space.life) return std::nullopt;
-    const format::RecordIdentity& identity = place->record->meta.identity;
+    const std::optional<OtherRecords::Place> place = others_.FindWaiting(wanted, space.life);
+    if (!place.has_value()) return std::nullopt;
     // Upwards, whatever the records say.
-    if (!missing.empty() && identity.position >= missing.back().record->meta.identity.position) return std::nullopt;
+    if (!missing.empty() && place->record->position >= missing.back().record->position) return std::nullopt;
     missing.push_back(*place);
-    wanted = identity.parent;
+    wanted = place->record->above;
   }
   for (; !missing.empty(); missing.pop_back()) {
     node = AdoptRun(space, *node, missing.back());
@@ -218,32 +233,29 @@ std::optional<trie::NodeRef> Cache::FindOrAdopt(NameSpace& space, const base::Bl
 
 // The run's blocks below `parent`, those that are there already included; the node of the one at `place`.
 std::optional<trie::NodeRef> Cache::AdoptRun(NameSpace& space, trie::NodeRef parent, const OtherRecords::Place& place) {
-  const OtherRecord& record = *place.record;
-  const format::RecordIdentity& identity = record.meta.identity;
-  const auto blocks = static_cast<uint32_t>(record.meta.blocks());
+  OtherRecord& record = *place.record;
+  const uint32_t blocks = record.blocks;
   const bool at_root = parent == space.trie.root();
   const std::optional<trie::BlockInfo> above = space.trie.Get(parent);
   const uint64_t depth = at_root ? 0 : above.has_value() ? above->depth : UINT32_MAX;
-  if (space.BlockEnd(depth + 1) != identity.position) return std::nullopt;
+  if (space.BlockEnd(depth + 1) != record.position) return std::nullopt;
   if (BlockCount() + puts_.size() + blocks > options_.max_blocks) return std::nullopt;
-  if (record.meta.coded) space.has_coded = true;
+  if (record.coded) space.has_coded = true;
+  for (uint32_t i = 1; i < blocks; ++i) space.trie.PrefetchBucket(record.BlockKey(i));
   std::optional<trie::NodeRef> wanted;
   trie::NodeRef node = parent;
   for (uint32_t i = 0; i < blocks; ++i) {
-    const storage::Key name = NameOfBlock(record.BlockKey(i));
+    if (i + kChainAhead < blocks) space.trie.PrefetchChain(record.BlockKey(i + kChainAhead));
     const uint64_t bytes = i == 0 ? record.bytes : 0;
-    const auto inserted = space.trie.Insert(node, record.BlockKey(i), identity.sequence, bytes, NextTick(),
+    const auto inserted = space.trie.Insert(node, record.BlockKey(i), record.sequence, bytes, NextTick(),
                                             /*expires_at=*/0, {}, {i, blocks});
     if (!inserted.ok()) break;
     if (inserted->inserted) {
-      others_.SetIndexed(name);
+      others_.SetIndexed(&record, i);
       if (i == 0) CountOther(RecordClass::kRows, record.bytes, +1);
-      AdoptSnapshots(space, inserted->node, record.BlockKey(i));
-    } else {
-      // A block that is there of another record ends what this one is good for.
-      const std::optional<trie::BlockInfo> info = space.trie.Get(inserted->node);
-      const bool same = info.has_value() && info->sequence == identity.sequence && others_.IsIndexed(name);
-      if (!same) break;
+      AdoptSnapshots(space, record.BlockKey(i));
+    } else if (!record.IsIndexed(i)) {
+      break;  // a block that is there of another record ends what this one is good for
     }
     node = inserted->node;
     if (i == place.index) wanted = node;
@@ -251,17 +263,19 @@ std::optional<trie::NodeRef> Cache::AdoptRun(NameSpace& space, trie::NodeRef par
   return wanted;
 }
 
-void Cache::AdoptSnapshots(NameSpace& space, trie::NodeRef node, const base::BlockDigest& boundary) {
-  for (const storage::Key& key : others_.SnapshotsAt(boundary)) {
-    const OtherRecord& record = *others_.Find(key);
-    const format::RecordIdentity& identity = record.meta.identity;
-    if (identity.name_space != space.life || others_.IsIndexed(key)) continue;
-    if (record.meta.coded) space.has_coded = true;
+// Those at this block, if the index has it, or at the root.
+void Cache::AdoptSnapshots(NameSpace& space, const base::BlockDigest& boundary) {
+  for (OtherRecord* const record : others_.SnapshotsAt(boundary)) {
+    if (record->life != space.life || record->IsIndexed(0)) continue;
+    const bool at_root = boundary == space.trie.root_key();
+    const auto node = at_root ? std::optional(space.trie.root()) : space.trie.Find(boundary);
+    if (!node.has_value()) return;
+    if (record->coded) space.has_coded = true;
     const auto added =
-        space.snapshots.Add(node, identity.position, identity.tail, identity.sequence, record.bytes, NextTick());
+        space.snapshots.Add(*node, record->position, record->tail(), record->sequence, record->bytes, NextTick());
     if (!added.ok() || !added->inserted) continue;
-    others_.SetIndexed(key);
-    CountOther(RecordClass::kSnapshot, record.bytes, +1);
+    others_.SetIndexed(record, 0);
+    CountOther(RecordClass::kSnapshot, record->bytes, +1);
   }
 }
 
@@ -281,43 +295,40 @@ void Cache::CountOther(RecordClass record_class, uint64_t bytes, int sign) {
   held = sign > 0 ? held + bytes : held - bytes;
 }
 
-void Cache::TakeOver(const storage::Key& key) {
-  const OtherRecord* const record = others_.Find(key);
-  if (record == nullptr) return;
-  const std::shared_ptr<NameSpace> space = SpaceOfLife(record->meta.identity.name_space);
-  if (space != nullptr) FindOrAdopt(*space, record->meta.identity.key);
+void Cache::TakeOver(const OtherRecord& record) {
+  const std::shared_ptr<NameSpace> space = SpaceOfLife(record.life);
+  if (space == nullptr) return;
+  const base::BlockDigest block = record.snapshot ? record.above : record.key;
+  FindOrAdopt(*space, block);
+  if (record.snapshot) AdoptSnapshots(*space, block);
 }
 
-void Cache::TakeOverAll(const base::BlockDigest& root) {
-  const auto found = namespaces_.find(root.digest);
-  if (found == namespaces_.end()) return;
-  AdoptSnapshots(*found->second, found->second->trie.root(), root);
-  for (const storage::Key& key : others_.Keys()) TakeOver(key);
-}
-
-void Cache::CountTakenOver() {
-  base::MutexLock lock(mutex_);
-  for (const auto& [root, space] : namespaces_) {
-    stats_.recovered_blocks += space->trie.block_count();
-    stats_.recovered_snapshots += space->snapshots.count();
+void Cache::TakeOverAll() {
+  for (uint32_t number = 0; number < others_.end(); ++number) {
+    if (const OtherRecord* const record = others_.At(number); record != nullptr) TakeOver(*record);
   }
-  for (const storage::Key& key : others_.Keys()) stats_.skipped_orphans += others_.IsIndexed(key) ? 0 : 1;
 }
 
 // ---- Leaving the index ---------------------------------------------------------------------------------------------
 
-bool Cache::IsOtherBlock(const trie::BlockInfo& block) const {
-  return !others_.empty() && others_.IsIndexed(NameOfBlock(block.key));
+bool Cache::IsOtherBlock(const NameSpace& space, const trie::BlockInfo& block) const {
+  if (others_.empty()) return false;
+  const OtherRecord* const run = others_.FindRun(space.trie.FirstOfRun(block).key);
+  return run != nullptr && run->IsIndexed(block.run.index);
 }
 
-bool Cache::ForgetOtherBlock(const trie::BlockInfo& block) {
-  if (others_.empty() || !others_.ClearIndexed(NameOfBlock(block.key))) return false;
+bool Cache::ForgetOtherBlock(const NameSpace& space, const trie::BlockInfo& block) {
+  if (others_.empty()) return false;
+  OtherRecord* const run = others_.FindRun(space.trie.FirstOfRun(block).key);
+  if (run == nullptr || !others_.ClearIndexed(run, block.run.index)) return false;
   CountOther(RecordClass::kRows, block.bytes, -1);
   return true;
 }
 
 bool Cache::ForgetOtherSnapshot(const storage::Key& key, uint64_t bytes) {
-  if (others_.empty() || !others_.ClearIndexed(key)) return false;
+  if (others_.empty()) return false;
+  OtherRecord* const record = others_.Find(key);
+  if (record == nullptr || !others_.ClearIndexed(record, 0)) return false;
   CountOther(RecordClass::kSnapshot, bytes, -1);
   return true;
 }
@@ -329,7 +340,8 @@ bool Cache::IsOtherSnapshot(const NameSpace& space, const trie::SnapshotInfo& sn
   if (!at_root && !block.has_value()) return false;
   const base::BlockDigest& boundary = at_root ? space.trie.root_key() : block->key;
   const base::BlockDigest key = format::SnapshotKey(boundary, snapshot.position, snapshot.tail_digest);
-  return others_.IsIndexed({format::MakeRecordKey(format::RecordKind::kSnapshot, key)});
+  const OtherRecord* const record = others_.Find({format::MakeRecordKey(format::RecordKind::kSnapshot, key)});
+  return record != nullptr && record->IsIndexed(0);
 }
 
 // Snapshots of others take nothing of ours, and would not come back while their block stays: they are passed over.
@@ -340,10 +352,10 @@ bool Cache::SpareOtherSnapshot(NameSpace& space, const trie::SnapshotInfo& snaps
 }
 
 void Cache::DetachDamaged(NameSpace& space, trie::NodeRef node, std::vector<Removal>* removals) {
-  if (const std::optional<trie::BlockInfo> info = space.trie.Get(node); info.has_value() && !others_.empty()) {
-    const std::optional<OtherRecords::Place> place = others_.FindBlock(info->key);
-    if (place.has_value() && IsOtherBlock(*info)) {
-      return LoseOther(NameOfBlock(place->record->BlockKey(0)), removals);
+  if (const std::optional<trie::BlockInfo> info = space.trie.Get(node); info.has_value()) {
+    if (IsOtherBlock(space, *info)) {
+      const base::BlockDigest first = space.trie.FirstOfRun(*info).key;
+      return LoseOther({format::MakeRecordKey(format::RecordKind::kBlock, first)}, removals);
     }
   }
   DetachBlock(space, node, removals);

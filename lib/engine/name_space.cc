@@ -127,7 +127,7 @@ absl::StatusOr<std::shared_ptr<NameSpace>> Cache::OpenNamespace(layout::Identity
   base::MutexLock lock(mutex_);
   space->handles = 1;
   AddSpace(space);
-  if (options_.read_only) TakeOverAll(root);
+  if (options_.read_only) TakeOverAll();
   return space;
 }
 
@@ -225,7 +225,7 @@ bool Cache::SweepSome(NameSpace& name_space, std::vector<Removal>* removals) {
   if (name_space.trie.block_count() > 0) return false;
   events_.Add({EventKind::kNamespaceDropped, 0, *name_space.sweeping, root, 0, 0});
   name_space.sweeping.reset();
-  if (options_.read_only) TakeOverAll(name_space.trie.root_key());
+  if (options_.read_only) TakeOverAll();
   return true;
 }
 

@@ -89,7 +89,7 @@ absl::Status Cache::Recover() {
   PutInOrder(&listed.snapshots);
   std::set<format::NamespaceId> later_lives;
   if (absl::Status status = RecoverNamespaces(listed.spaces, &later_lives); !status.ok()) return status;
-  if (absl::Status status = FollowToEnd(); !status.ok()) return status;
+  if (absl::Status status = FollowFromStart(); !status.ok()) return status;
   std::vector<Removal> removals;
   SavedUses saved;
   if (absl::Status status = ReadUses(std::move(listed.uses), &saved); !status.ok()) return status;

@@ -140,9 +140,12 @@ format::Uses Cache::CollectUses(UsesCursor* cursor) {
         uses.snapshots.push_back({snapshot.sequence, snapshot.last_use, snapshot.frequency});
       });
     } else {
-      cursor->slot = space.trie.VisitSlots(cursor->slot, step, [&](const trie::BlockInfo& block) {
-        if (!IsOtherBlock(block)) Append(block, &uses.blocks);
-      });
+      std::vector<trie::BlockInfo> found;  // looked at behind the visit, which may not call the trie
+      cursor->slot =
+          space.trie.VisitSlots(cursor->slot, step, [&](const trie::BlockInfo& block) { found.push_back(block); });
+      for (const trie::BlockInfo& block : found) {
+        if (!IsOtherBlock(space, block)) Append(block, &uses.blocks);
+      }
     }
     if (cursor->slot > 0) continue;
     if (cursor->snapshots) ++cursor->space;

@@ -213,7 +213,7 @@ bool Cache::EvictBlock(std::vector<Removal>* removals) {
     }
     if (coldest_space == nullptr) return false;
     // Another's takes no room here: it only leaves the index, until it is asked for again.
-    const bool others = IsOtherBlock(coldest);
+    const bool others = IsOtherBlock(*coldest_space, coldest);
     if (!others) order_->Evicted(coldest.heat, tick_);
     EvictLeafBelow(*coldest_space, coldest.node, removals);
     if (!others) return true;
@@ -242,7 +242,7 @@ bool Cache::EvictOfCutRun(std::vector<Removal>* removals) {
 void Cache::EvictLeafBelow(NameSpace& name_space, trie::NodeRef top, std::vector<Removal>* removals) {
   const uint64_t blocks_before = stats_.blocks_removed, snapshots_before = stats_.snapshots_removed;
   const auto on_block = [&](const trie::BlockInfo& block) {
-    if (!IsOtherBlock(block)) ghosts_.Remember(block.key, block.frequency + 1);
+    if (!IsOtherBlock(name_space, block)) ghosts_.Remember(block.key, block.frequency + 1);
     ForgetBlock(name_space, block, removals);
   };
   name_space.trie.DetachSubtree(top, on_block, 1).status().IgnoreError();
@@ -303,7 +303,7 @@ void Cache::ForgetBlock(NameSpace& name_space, const trie::BlockInfo& block, std
   name_space.snapshots.RemoveAt(block.node, [&](const trie::SnapshotInfo& snapshot) {
     ForgetSnapshot(name_space, block.key, snapshot, removals);
   });
-  if (ForgetOtherBlock(block)) return;
+  if (ForgetOtherBlock(name_space, block)) return;
   const trie::BlockInfo first = name_space.trie.FirstOfRun(block);
   const uint64_t share = trie::RunShare(first.bytes, block.run);
   if (block.run.index > 0) {

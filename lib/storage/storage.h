@@ -247,6 +247,13 @@ class Storage {
   // they put, replace or remove. A get of such a record may find it gone, or bytes of another. One caller at a time.
   virtual absl::Status Follow(uint64_t limit, FeedPage* page);
 
+  // To Follow what Visit is to List: before the first Follow, all that the other writers have, each record once, as far
+  // as the storage can tell it faster so. Follow then tells of the rest, and of what changes. `visit` must not call the
+  // storage.
+  virtual absl::Status VisitOthers(absl::FunctionRef<void(const RecordView& record)> /*visit*/) {
+    return absl::OkStatus();
+  }
+
   // Null for a storage that nobody else writes to. Lives as long as the storage.
   virtual Marks* marks() { return nullptr; }
 

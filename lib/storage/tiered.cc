@@ -86,6 +86,12 @@ absl::Status TieredStorage::Follow(uint64_t limit, FeedPage* page) {
   return absl::OkStatus();
 }
 
+// What is in memory is what lies below: nothing that others change shows there before Follow.
+absl::Status TieredStorage::VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) {
+  const GatePass pass(gate_);
+  return pass.status().ok() ? lower_->VisitOthers(visit) : pass.status();
+}
+
 absl::Status TieredStorage::Remove(const Key& key) {
   const GatePass pass(gate_);
   if (!pass.status().ok()) return pass.status();

@@ -67,6 +67,7 @@ class TieredStorage final : public Storage {
   absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) override;
   // What others have replaced or removed leaves the memory, too.
   absl::Status Follow(uint64_t limit, FeedPage* page) override;
+  absl::Status VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) override;
   Marks* marks() override { return lower_->marks(); }
   Capabilities capabilities() const override { return lower_->capabilities(); }
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override {

@@ -310,6 +310,7 @@ absl::Status LaneStorage::Follow(uint64_t limit, FeedPage* page) {
   if (limit == 0) return base::InvalidArgument("limit", "is 0");
   base::MutexLock lock(follow_mutex_);
   if (closed_) return CheckUsable();
+  followed_ = true;
   if (turn_ == 0) {
     if (absl::Status status = FindLanes(); !status.ok()) return status;
   }
@@ -328,6 +329,30 @@ absl::Status LaneStorage::Follow(uint64_t limit, FeedPage* page) {
   result.done = turn_ >= others->size();
   if (result.done) turn_ = 0;
   *page = std::move(result);
+  return absl::OkStatus();
+}
+
+// Nothing changes in the lanes meanwhile: only Follow reads on. So a key that a lower lane has was told with that one
+// (I1).
+absl::Status LaneStorage::VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) {
+  if (absl::Status status = CheckUsable(); !status.ok()) return status;
+  base::MutexLock lock(follow_mutex_);
+  if (closed_) return CheckUsable();
+  if (followed_) return absl::OkStatus();
+  const std::shared_ptr<const Others> others = this->others();
+  for (size_t i = 0; i < others->size(); ++i) {
+    const auto lower_has = [&](const Key& key) {
+      return std::any_of(others->begin(), others->begin() + static_cast<ptrdiff_t>(i), [&](const Other& other) {
+        const absl::StatusOr<std::optional<uint64_t>> found = other.store->Stat(key);
+        return found.ok() && found->has_value();
+      });
+    };
+    const auto visit_own = [&](const RecordView& record) {
+      if (!lower_has(record.key)) visit(record);
+    };
+    // As in Follow, a lane that cannot be read now is told of later.
+    static_cast<void>((*others)[i].store->VisitOthers(visit_own));
+  }
   return absl::OkStatus();
 }
 

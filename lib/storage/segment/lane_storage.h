@@ -46,6 +46,7 @@ class LaneStorage final : public Storage {
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
   absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) override;
   absl::Status Follow(uint64_t limit, FeedPage* page) override;
+  absl::Status VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) override;
   Marks* marks() override { return &marks_; }
   Capabilities capabilities() const override { return limits_; }
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override;
@@ -88,6 +89,7 @@ class LaneStorage final : public Storage {
   base::Mutex follow_mutex_;
   // The next lane to be asked, by its place in others_.
   size_t turn_ ABSL_GUARDED_BY(follow_mutex_) = 0;
+  bool followed_ ABSL_GUARDED_BY(follow_mutex_) = false;  // Follow has been called
   // Lanes that cannot be read: a later version's, or damaged.
   std::set<uint32_t> refused_ ABSL_GUARDED_BY(follow_mutex_);
 

@@ -170,6 +170,11 @@ absl::Status SegmentStorage::Follow(uint64_t limit, FeedPage* page) {
   return pass.status().ok() ? state_->store->Follow(limit, page) : pass.status();
 }
 
+absl::Status SegmentStorage::VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) {
+  const GatePass pass(state_->gate);
+  return pass.status().ok() ? state_->store->VisitOthers(visit) : pass.status();
+}
+
 absl::StatusOr<std::optional<ListEntry>> SegmentStorage::Find(const Key& key) {
   const GatePass pass(state_->gate);
   if (!pass.status().ok()) return pass.status();

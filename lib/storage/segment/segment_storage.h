@@ -63,6 +63,7 @@ class SegmentStorage final : public Storage {
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page) override;
   absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped) override;
   absl::Status Follow(uint64_t limit, FeedPage* page) override;
+  absl::Status VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) override;
   // As a listing would tell it.
   absl::StatusOr<std::optional<ListEntry>> Find(const Key& key);
   // False of a folder in which no writer has begun a store yet.

@@ -106,8 +106,9 @@ class SegmentStore {
   absl::Status List(const Cursor& cursor, uint64_t limit, ListPage* page);
   // As Storage::Visit.
   absl::Status Visit(absl::FunctionRef<void(const RecordView& record)> visit, uint64_t* skipped);
-  // As Storage::Follow, of a store that is open for reading only (store_follow.cc).
+  // As Storage::Follow and VisitOthers, of a store that is open for reading only (store_follow.cc).
   absl::Status Follow(uint64_t limit, FeedPage* page);
+  absl::Status VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit);
   // As a listing would tell it.
   absl::StatusOr<std::optional<ListEntry>> Find(const Key& key);
   // Whether its writer has begun it: of what has not been, nothing is ever read.

@@ -41,6 +41,15 @@ absl::Status SegmentStore::Follow(uint64_t limit, FeedPage* page) {
   return Tell(limit, page);
 }
 
+absl::Status SegmentStore::VisitOthers(absl::FunctionRef<void(const RecordView& record)> visit) {
+  base::MutexLock flush_lock(flush_mutex_);
+  if (!read_only_ || followed_.listed || followed_.cursor.bytes != Cursor{}.bytes) return absl::OkStatus();
+  uint64_t skipped = 0;
+  absl::Status status = Visit(visit, &skipped);
+  followed_.listed = status.ok();
+  return status;
+}
+
 absl::StatusOr<std::optional<ListEntry>> SegmentStore::Find(const Key& key) {
   ListPage page;
   std::vector<MetaPlace> places;

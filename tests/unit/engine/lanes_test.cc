@@ -48,6 +48,51 @@ TEST_CASE("what one lane stores, all others restore without reopening") {
   CHECK(b.stats().held_bytes < a.stats().held_bytes + b.stats().capacity_bytes);
 }
 
+TEST_CASE("who opens late has what one has that was there all the time, and gives up the same") {
+  TempDir directory;
+  LaneStore a(directory.path(), 0, false, /*capacity=*/1 << 20);
+  LaneStore b(directory.path(), 1);
+  LaneStore early(directory.path(), 0, /*read_only=*/true);
+  std::vector<Tokens> prompts;
+  for (uint64_t i = 0; i < 30; ++i) {
+    prompts.push_back(MakeTokens(70, 300 + i));
+    // Every third one goes on in the other lane; and both lanes begin some prompts at one time, unknown to each other.
+    a.StoreDurably(prompts.back());
+    if (i % 3 == 0) b.Wait();
+    prompts.push_back(Join(prompts.back(), MakeTokens(60, 600 + i)));
+    b.StoreDurably(prompts.back());
+    if (i % 4 == 0) early.Wait();
+    if (i % 4 == 0) early.RestoredTokens(prompts.front());
+  }
+  CHECK(a.stats().blocks_evicted > 0);
+  LaneStore late(directory.path(), 0, /*read_only=*/true);
+  const auto check_alike = [&] {
+    for (const Tokens& tokens : prompts) CHECK(FoundBy(late, tokens) == FoundBy(early, tokens));
+    const auto of_late = late.stats(), of_early = early.stats();
+    CHECK(of_late.held_blocks == of_early.held_blocks);
+    CHECK(of_late.held_snapshots == of_early.held_snapshots);
+    CHECK(of_late.held_bytes == of_early.held_bytes);
+  };
+  check_alike();
+  CHECK(late.stats().recovered_blocks > 0);
+  CHECK(late.stats().recovered_snapshots > 0);
+  CHECK(FoundBy(late, prompts.back()) >= 128);
+  // Parents go before what another lane has below them, and come back.
+  REQUIRE(a.cache().Trim(0).ok());
+  REQUIRE(a.cache().Sync().ok());
+  check_alike();
+  for (size_t i = 0; i < prompts.size(); i += 2) a.StoreDurably(prompts[i]);
+  check_alike();
+  CHECK(FoundBy(late, prompts.back()) >= 128);
+  for (LaneStore* store : {&a, &b}) {
+    REQUIRE(store->cache().Trim(0).ok());
+    REQUIRE(store->cache().Sync().ok());
+  }
+  check_alike();
+  CHECK(late.stats().held_blocks == 0);
+  CHECK(late.stats().held_bytes == 0);
+}
+
 TEST_CASE("what others have takes nothing of a lane's budget, and is not evicted for it") {
   TempDir directory;
   LaneStore a(directory.path(), 0);

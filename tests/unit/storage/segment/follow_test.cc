@@ -85,6 +85,43 @@ TEST_CASE("a reader is told what was there, then what changes, once each") {
   CHECK(CodeOf(writer->Follow(1, &page)) == Code::kUnsupported);
 }
 
+TEST_CASE("a visit tells of all that was there, each once, and what changes is followed from there on") {
+  TempDir directory;
+  const Store writer = Open(directory / "store");
+  constexpr uint64_t kRecords = 700;
+  for (uint64_t i = 0; i < kRecords; ++i) {
+    REQUIRE(PutNow(*writer, KeyOf(i), PayloadOf(i), "meta " + std::to_string(i)).status.ok());
+  }
+  REQUIRE(writer->Sync().ok());
+  const Store reader = OpenReadOnly(directory / "store");
+  REQUIRE(writer->Remove(KeyOf(1)).ok());
+  REQUIRE(PutNow(*writer, KeyOf(2), "two", "meta again").status.ok());
+  REQUIRE(writer->Sync().ok());
+  Told told;
+  uint64_t visited = 0;
+  const auto visit = [&](const storage::RecordView& record) {
+    ++visited;
+    told[record.key] = std::string(base::AsText(record.meta));
+  };
+  REQUIRE(reader->VisitOthers(visit).ok());
+  CHECK(visited == kRecords);
+  CHECK(told.size() == kRecords);
+  CHECK(told.at(KeyOf(2)) == "meta 2");
+  CHECK(Follow(*reader, &told) == 2);
+  CHECK(told.size() == kRecords - 1);
+  CHECK(told.at(KeyOf(2)) == "meta again");
+  REQUIRE(reader->VisitOthers(visit).ok());
+  CHECK(visited == kRecords);
+  // Who has followed first is told of nothing twice.
+  const Store other = OpenReadOnly(directory / "store");
+  storage::FeedPage page;
+  REQUIRE(other->Follow(1, &page).ok());
+  REQUIRE(other->VisitOthers(visit).ok());
+  CHECK(visited == kRecords);
+  REQUIRE(writer->VisitOthers(visit).ok());
+  CHECK(visited == kRecords);
+}
+
 TEST_CASE("a reader follows over journals and checkpoints, however rarely it looks") {
   const uint64_t every = GENERATE(1, 7, 150);
   CAPTURE(every);

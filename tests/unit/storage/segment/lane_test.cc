@@ -92,6 +92,38 @@ TEST_CASE("a lane has one writer, and a second one is told which lane it is") {
         }) == 0);
 }
 
+TEST_CASE("a visit of others tells each key once, as the lowest lane has it") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  const Lane a = OpenLane(root, 0), b = OpenLane(root, 1), c = OpenLane(root, 2);
+  PutDurably(*a, 1, "one", "1 of a");
+  PutDurably(*a, 2, "two", "2 of a");
+  PutDurably(*b, 2, "two", "2 of b");
+  PutDurably(*b, 3, "three", "3 of b");
+  PutDurably(*c, 3, "three", "3 of c");
+  PutDurably(*c, 1, "one", "1 of c");
+  const auto visit = [](storage::Storage& lane) {
+    Told told;
+    const auto tell = [&](const storage::RecordView& record) {
+      CHECK(told.emplace(record.key, base::AsText(record.meta)).second);
+    };
+    REQUIRE(lane.VisitOthers(tell).ok());
+    return told;
+  };
+  const Lane reader = OpenReader(root);
+  CHECK(visit(*reader) == Told{{KeyOf(1), "1 of a"}, {KeyOf(2), "2 of a"}, {KeyOf(3), "3 of b"}});
+  Told told;
+  Follow(*reader, &told);
+  CHECK(told.empty());
+  REQUIRE(a->Remove(KeyOf(2)).ok());
+  REQUIRE(a->Sync().ok());
+  Follow(*reader, &told);
+  CHECK(told == Told{{KeyOf(2), "2 of b"}});
+  // Its own records are not others'.
+  REQUIRE(c->Close(kForever).ok());
+  CHECK(visit(*OpenLane(root, 2)) == Told{{KeyOf(1), "1 of a"}, {KeyOf(2), "2 of b"}, {KeyOf(3), "3 of b"}});
+}
+
 TEST_CASE("each lane sees what the others write, and changes nothing of theirs") {
   TempDir directory;
   const std::string root = directory / "store";
