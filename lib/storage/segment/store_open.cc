@@ -26,9 +26,11 @@ constexpr uint64_t kFixedBytes = 6 * 4096 + 256 * 1024;
 constexpr uint64_t kEpochShift = 40;
 // A reader that finds a checkpoint replaced under it begins again.
 constexpr int kReadAttempts = 5;
-// Files grow in steps of a 64th of the capacity, so that a small store stays small on the disk.
+// Files grow in steps of a 64th of the capacity, so that a small store stays small on the disk. A file system waits for
+// all writes to a file before it makes it longer, and the drive with it: a millisecond or two each time, in which 2 MiB
+// would have been written.
 constexpr uint64_t kMinGrowBytes = 64 * 1024;
-constexpr uint64_t kMaxGrowBytes = 16u << 20;
+constexpr uint64_t kMaxGrowBytes = 64u << 20;
 // What segments leave to the logs of a file system that fills up: a journal and what the next one grows to while a
 // checkpoint is written; and checkpoints, whose entries are a 500th and less of records of 64 KiB and more, two copies.
 constexpr uint64_t kJournalsKept = 2;
