@@ -13,6 +13,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
+#include <utility>
 #include <vector>
 
 namespace kvstrata::benchmarks {
@@ -25,6 +26,15 @@ double SecondsOf(Function&& function) {
   const auto begin = std::chrono::steady_clock::now();
   function();
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
+
+// The line for ratios that were measured already, one of each pair.
+inline void PrintRatios(const char* name, const char* goal, std::vector<double> ratios) {
+  std::sort(ratios.begin(), ratios.end());
+  const size_t count = ratios.size();
+  std::printf("ratio %s %.3f goal %s spread %.3f..%.3f pairs %d\n", name, ratios[count / 2], goal, ratios[count / 4],
+              ratios[count - 1 - count / 4], static_cast<int>(count));
+  std::fflush(stdout);
 }
 
 // Lets both take their own times, in alternation, and prints the median of the pairs' quotients: seconds of `measured`
@@ -47,11 +57,7 @@ void PrintTimedPairs(const char* name, const char* goal, int pairs, Measured&& m
     }
     ratios.push_back(inverse ? second / first : first / second);
   }
-  std::sort(ratios.begin(), ratios.end());
-  const size_t count = ratios.size();
-  std::printf("ratio %s %.3f goal %s spread %.3f..%.3f pairs %d\n", name, ratios[count / 2], goal, ratios[count / 4],
-              ratios[count - 1 - count / 4], pairs);
-  std::fflush(stdout);
+  PrintRatios(name, goal, std::move(ratios));
 }
 
 // The same for functions that do nothing but what is to be timed. Both run once before.

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our store against RocksDB, LMDB and a file for each value: the same values of 256 KiB, the same folder, durable at
 // the end of the puts, a cold page cache before the gets. Each family plays in several settings, and its best one is
-// what we are compared with, in alternating pairs. What a bare file reaches that takes a value with each write is the
-// most that a store could reach against this rival that writes a value at a time; it depends on the drive.
+// what we are compared with, in alternating pairs. What a bare new file reaches in the same rounds, with 1 MiB in each
+// write, is the most that a store could reach against this rival; it depends on the drive.
 //
-// usage: stores_benchmark [MIB]    how much is put in each run; 256 by default, so that all fits a minute
+// usage: stores_benchmark [MIB [FAMILY]]    how much is put in each run, 256 by default, so that all fits two minutes;
+//                                           against families only whose names have this in them
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,9 +15,12 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <limits>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "benchmarks/ratio.h"
 #include "benchmarks/rivals/rival.h"
@@ -27,6 +31,7 @@ namespace {
 namespace files = std::filesystem;
 using kvstrata::benchmarks::Fail;
 using kvstrata::benchmarks::Folder;
+using kvstrata::benchmarks::PrintRatios;
 using kvstrata::benchmarks::PrintTimedPairs;
 using kvstrata::benchmarks::RawFile;
 using kvstrata::benchmarks::Rival;
@@ -35,6 +40,7 @@ using kvstrata::benchmarks::SecondsOf;
 using kvstrata::benchmarks::Work;
 
 constexpr size_t kValueBytes = 256u << 10;
+constexpr uint64_t kBarePieceBytes = 1u << 20;
 constexpr int kPairs = 7;
 
 // Takes a folder's files out of the page cache, and makes sure that they are: nothing else may be called cold.
@@ -108,9 +114,10 @@ struct Names {
 
 class Contest {
  public:
-  explicit Contest(uint64_t values) : work_(values, kValueBytes) { ours_place_.SecondsToPut(); }
+  Contest(uint64_t values, const char* only) : work_(values, kValueBytes), only_(only) { ours_place_.SecondsToPut(); }
 
   void Against(const char* family, const Names& names, const Rivals& rivals) {
+    if (std::strstr(family, only_) == nullptr) return;
     if (rivals.empty()) {
       std::printf("stores: no %s where this was built, left out\n", family);
       return;
@@ -120,12 +127,7 @@ class Contest {
       std::printf("stores: %s puts best as %s\n", family, best.rival().name().c_str());
       // Beside the store that the gets are from.
       Place fresh(folder_, *ours_, work_);
-      PrintTimedPairs(
-          names.put, names.put_goal, kPairs, [&] { return fresh.SecondsToPut(); }, [&] { return best.SecondsToPut(); },
-          true);
-      PrintTimedPairs(
-          names.bare_put, "none", kPairs, [&] { return SecondsOfBarePut(); }, [&] { return best.SecondsToPut(); },
-          true);
+      PrintPuts(names, fresh, best);
     }
     Place best(folder_, Best(rivals, &Place::SecondsToGet), work_);
     best.SecondsToPut();
@@ -136,12 +138,32 @@ class Contest {
   }
 
  private:
-  // As many values into a new file, eight at a time.
+  // The store, the bare file and the rival one after the other, each round beginning with another.
+  void PrintPuts(const Names& names, Place& ours, Place& rival) {
+    std::vector<double> ours_ratios, bare_ratios;
+    for (int round = 0; round < kPairs; ++round) {
+      double ours_seconds = 0, bare_seconds = 0, rival_seconds = 0;
+      for (int i = 0; i < 3; ++i) {
+        switch ((round + i) % 3) {
+          case 0: ours_seconds = ours.SecondsToPut(); break;
+          case 1: bare_seconds = SecondsOfBarePut(); break;
+          default: rival_seconds = rival.SecondsToPut();
+        }
+      }
+      ours_ratios.push_back(rival_seconds / ours_seconds);
+      bare_ratios.push_back(rival_seconds / bare_seconds);
+    }
+    PrintRatios(names.put, names.put_goal, std::move(ours_ratios));
+    PrintRatios(names.bare_put, "none", std::move(bare_ratios));
+  }
+
+  // As many bytes into a new file, eight pieces at a time.
   double SecondsOfBarePut() {
     const std::string path = folder_.path() + "/bare";
+    const uint64_t pieces = (work_.count * work_.value_bytes + kBarePieceBytes - 1) / kBarePieceBytes;
     double seconds = 0;
     {
-      RawFile file(path, work_.count, work_.value_bytes);
+      RawFile file(path, pieces, kBarePieceBytes);
       seconds = SecondsOf([&] { file.Write(); });
     }
     files::remove(path);
@@ -163,6 +185,7 @@ class Contest {
   }
 
   Work work_;
+  const char* const only_;
   Folder folder_;
   std::unique_ptr<Rival> ours_ = kvstrata::benchmarks::MakeOurs();
   Place ours_place_{folder_, *ours_, work_};
@@ -172,22 +195,22 @@ class Contest {
 
 int main(int argc, char** argv) {
   const uint64_t mib = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 256;
-  if (mib == 0) Fail("usage: stores_benchmark [MIB]");
-  Contest contest((mib << 20) / kValueBytes);
+  if (mib == 0) Fail("usage: stores_benchmark [MIB [FAMILY]]");
+  Contest contest((mib << 20) / kValueBytes, argc > 2 ? argv[2] : "");
   contest.Against("RocksDB",
-                  {"stores.durable_put_vs_rocksdb_256k", ">=3.0", "stores.bare_put_vs_rocksdb_256k",
+                  {"stores.durable_put_vs_rocksdb_256k", ">=3.0", "stores.bare_put_1m_vs_rocksdb",
                    "stores.cold_get_vs_rocksdb_256k", ">=2.0"},
                   kvstrata::benchmarks::MakeRocksDb());
   contest.Against("LMDB",
-                  {"stores.durable_put_vs_lmdb_256k", ">=3.0", "stores.bare_put_vs_lmdb_256k",
+                  {"stores.durable_put_vs_lmdb_256k", ">=3.0", "stores.bare_put_1m_vs_lmdb",
                    "stores.cold_get_vs_lmdb_256k", ">=2.0"},
                   kvstrata::benchmarks::MakeLmdb());
   contest.Against("a file for each value",
-                  {"stores.durable_put_vs_files_256k", ">=3.0", "stores.bare_put_vs_files_256k",
+                  {"stores.durable_put_vs_files_256k", ">=3.0", "stores.bare_put_1m_vs_files",
                    "stores.cold_get_vs_buffered_files_256k", ">=1.5"},
                   kvstrata::benchmarks::MakeBufferedFiles());
   contest.Against("a file for each value, direct",
-                  {"stores.durable_put_vs_direct_files_256k", ">=3.0", "stores.bare_put_vs_direct_files_256k",
+                  {"stores.durable_put_vs_direct_files_256k", ">=3.0", "stores.bare_put_1m_vs_direct_files",
                    "stores.cold_get_vs_direct_files_8_threads_256k", ">=1.0"},
                   kvstrata::benchmarks::MakeDirectFiles());
   return 0;
