@@ -140,6 +140,36 @@ TEST_CASE("what cannot gain is not coded") {
   CHECK(Encoded(StreamOf(Packing::kBf16, 1024), Bytes(1500)).empty());
 }
 
+TEST_CASE("a plane is coded from 128 bytes on, and what that leaves of shorter ones is next to nothing") {
+  // Scales as rows of numbers of one kind have them: a normal distribution of exponents, 2.3 bits of entropy.
+  base::SeededRandom random(20261206);
+  const auto scales = [&](size_t count) {
+    std::string plane;
+    for (size_t i = 0; i < count; ++i) {
+      uint64_t sum = 0;
+      for (int k = 0; k < 12; ++k) sum += random.Below(5);
+      plane.push_back(static_cast<char>(100 + sum / 4));
+    }
+    return plane;
+  };
+  // Rows of 64 equal codes and 4 scales: a plane that shrinks to nothing, and the one that is looked at.
+  const layout::Stream key = StreamOf(Packing::kFp4Key68, 68);
+  for (const size_t count : {31, 32}) {
+    CAPTURE(count);
+    const std::string plane = scales(4 * count);
+    Bytes rows;
+    for (size_t row = 0; row < count; ++row) Append(&rows, std::string(64, 'c') + plane.substr(4 * row, 4));
+    const Bytes coded = Encoded(key, rows);
+    REQUIRE_FALSE(coded.empty());
+    const bool as_it_is = base::AsText(coded).ends_with(plane);
+    CHECK(as_it_is == (count == 31));
+  }
+  for (int i = 0; i < 100; ++i) {
+    for (const size_t size : {16, 32, 48}) CHECK(Zstd(scales(size)).size() > size - size / 32);
+    CHECK(Zstd(scales(124)).size() + 70 > 124);
+  }
+}
+
 TEST_CASE("a coded slice is laid out as the format says") {
   // Rows of 68 bytes: 64 of codes, 4 of scales. Two planes, here a frame and one as it is.
   const layout::Stream key = StreamOf(Packing::kFp4Key68, 68);
