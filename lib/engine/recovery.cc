@@ -272,6 +272,7 @@ uint32_t Cache::RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundR
   const std::span<const base::BlockDigest> more = runs.More(run);
   for (const base::BlockDigest& key : more) space.trie.PrefetchBucket(key);
   const uint32_t blocks = run.blocks, most = runs.OwnBlocks(run);
+  const bool known = saved.Block(run.sequence, 0) != nullptr;
   uint32_t taken = 0;
   for (; taken < most; ++taken) {
     if (taken + kChainAhead < more.size()) space.trie.PrefetchChain(more[taken + kChainAhead]);
@@ -281,7 +282,7 @@ uint32_t Cache::RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundR
     if (const format::BlockUses* uses = saved.Block(run.sequence, taken); uses != nullptr) {
       worth = {static_cast<trie::Priority>(uses->priority), uses->frequency, uses->heat};
       expires_at = uses->expires_at;
-    } else if (saved.Block(run.sequence, 0) != nullptr) {
+    } else if (known) {
       worth.heat = 0;  // it had been evicted, and came back with its run
     }
     const auto inserted =

@@ -21,7 +21,7 @@ class SavedUses {
 
   uint64_t tick() const { return tick_; }
   uint64_t frontier() const { return frontier_; }
-  // Null where nothing is known.
+  // Null where nothing is known. Costs little where blocks are asked for in order.
   const format::BlockUses* Block(uint64_t sequence, uint32_t index) const;
   const format::SnapshotUses* Snapshot(uint64_t sequence) const;
 
@@ -29,6 +29,7 @@ class SavedUses {
   uint64_t tick_ = 0;
   uint64_t frontier_ = 0;
   std::vector<format::BlockUses> blocks_;        // by sequence, then by place in the run
+  mutable size_t asked_ = 0;                     // the entry that was looked at last
   std::vector<format::SnapshotUses> snapshots_;  // by sequence
 };
 

@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Staging memory and prompts.
 #include <atomic>
+#include <optional>
 #include <thread>
 
+#include "lib/base/random.h"
 #include "lib/base/status.h"
 #include "lib/engine/prompt.h"
+#include "lib/engine/saved_uses.h"
 #include "lib/engine/staging.h"
 #include "tests/support/catch.hpp"
 
@@ -172,4 +175,40 @@ TEST_CASE("the tail's digest tells tokens, keys and boundary apart, and there is
   REQUIRE(without.Append(std::vector<int32_t>{1, 2, 3, 4, 5, 6}, {}).ok());
   CHECK(tail != TailOf(without, boundary, 4, 6));
   CHECK(TailOf(prompt, boundary, 4, 5) == TailOf(without, boundary, 4, 5));
+}
+
+TEST_CASE("what is known of a block's use is found in whatever order it is asked for") {
+  namespace format = kvstrata::core::format;
+  base::SeededRandom random(20261201);
+  format::Uses uses;
+  for (uint64_t i = 0; i < 400; ++i) {
+    format::BlockUses block;
+    block.sequence = 10 + random.Below(150);
+    block.first = static_cast<uint8_t>(random.Below(12));
+    block.more = static_cast<uint8_t>(random.Below(4));
+    block.heat = i;
+    uses.blocks.push_back(block);
+  }
+  SavedUses saved;
+  saved.Add(uses);
+  saved.Prepare();
+  // Of entries that begin at or before the block, the one that begins last counts, the later of two.
+  const auto expected = [&](uint64_t sequence, uint32_t index) -> std::optional<uint64_t> {
+    const format::BlockUses* found = nullptr;
+    for (const format::BlockUses& block : uses.blocks) {
+      if (block.sequence != sequence || block.first > index) continue;
+      if (found == nullptr || block.first >= found->first) found = &block;
+    }
+    if (found == nullptr || index > found->first + uint32_t{found->more}) return std::nullopt;
+    return found->heat;
+  };
+  const auto check = [&](uint64_t sequence, uint32_t index) {
+    const format::BlockUses* found = saved.Block(sequence, index);
+    const auto heat = found == nullptr ? std::nullopt : std::optional<uint64_t>(found->heat);
+    REQUIRE(heat == expected(sequence, index));
+  };
+  for (uint64_t sequence = 0; sequence < 180; ++sequence) {
+    for (uint32_t index = 0; index < 18; ++index) check(sequence, index);
+  }
+  for (int i = 0; i < 2000; ++i) check(random.Below(180), static_cast<uint32_t>(random.Below(18)));
 }
