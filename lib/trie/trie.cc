@@ -425,7 +425,7 @@ absl::StatusOr<BlockInfo> Trie::Remove(NodeRef leaf) {
   if (node.has_children()) return base::MakeStatus(base::Code::kInvalidState, "leaf", "the block has children");
   if (node.pinned()) return base::MakeStatus(base::Code::kBusy, "leaf", "the block is leased");
   const BlockInfo info = InfoOf(leaf.index);
-  DropNode(leaf.index, nullptr);
+  DropNode(leaf.index, /*is_last=*/true, nullptr);
   HeapUpdate(info.parent.index);
   return info;
 }
@@ -450,7 +450,7 @@ uint64_t Trie::DetachOne(uint32_t top, uint64_t most, const Visitor& on_removed)
   while (removed < most && i != above) {
     while (nodes_[i].has_children()) i = nodes_[i].child_or_heap;
     const uint32_t parent = nodes_[i].up();
-    DropNode(i, on_removed);
+    DropNode(i, i == top || removed + 1 == most, on_removed);
     ++removed;
     i = parent;
   }
@@ -460,12 +460,13 @@ uint64_t Trie::DetachOne(uint32_t top, uint64_t most, const Visitor& on_removed)
 
 // Takes a childless block out of hash, heap, child list and totals; frees its slot unless it is pinned. A dead block
 // keeps its parent link, since its pins hold the ancestors that the same lease promised. The parent may have become
-// a leaf: the caller updates the heap for it.
-void Trie::DropNode(uint32_t index, const Visitor& on_removed) {
+// a leaf: the caller updates the heap for it, once this was the last that it drops.
+void Trie::DropNode(uint32_t index, bool is_last, const Visitor& on_removed) {
   Node& node = nodes_[index];
-  HeapErase(index);
   hash_.Erase(index);
   UnlinkChild(index);
+  if (is_last) HeapHandOn(index);
+  HeapErase(index);
   --live_count_;
   live_bytes_ -= node.bytes();
   options_.order->Remove(options_.block_cost, node.bytes());

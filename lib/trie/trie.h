@@ -426,8 +426,9 @@ class Trie {
   void HeapSiftDown(uint32_t position);
   void HeapUpdate(uint32_t index);  // adds, removes or reorders `index` as I6 wants it
   void HeapErase(uint32_t index);
+  void HeapHandOn(uint32_t index);
 
-  void DropNode(uint32_t index, const Visitor& on_removed);
+  void DropNode(uint32_t index, bool is_last, const Visitor& on_removed);
   uint64_t DetachOne(uint32_t top, uint64_t most, const Visitor& on_removed);
   void Unpin(uint32_t index, const Visitor& on_freed);
 

@@ -81,4 +81,17 @@ void Trie::HeapErase(uint32_t index) {
   HeapSiftDown(nodes_[last].child_or_heap);
 }
 
+// The place of a leaf that goes is its parent's, if that has become one: it is about as cold (I3), and mostly stays
+// where it is. To take the one out and to add the other costs two ways through the heap.
+void Trie::HeapHandOn(uint32_t index) {
+  const uint32_t position = nodes_[index].child_or_heap;
+  const uint32_t heir = nodes_[index].up();
+  const Node& above = nodes_[heir];
+  if (position == kNone || heir == 0 || above.has_children() || above.state() != kLive || above.pinned()) return;
+  nodes_[index].child_or_heap = kNone;
+  HeapPlace(position, heir);
+  HeapSiftUp(position);
+  HeapSiftDown(above.child_or_heap);
+}
+
 }  // namespace kvstrata::core::trie
