@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gets through io_uring: one thread hands them to the kernel and completes them. Only those that land straight in their
-// destination past the page cache; for others, and for whatever the kernel does not read, there are the pool's threads,
+// Gets through io_uring: one thread hands them to the kernel and completes them. They land straight in their
+// destination, past the page cache, or in memory from which they are copied where the destination does not lie as the
+// file does. For what finds no such memory, and for whatever the kernel does not read, there are the pool's threads,
 // which also know what to say about a failure.
 //
 // Invariants:
@@ -23,6 +24,7 @@
 #include <vector>
 
 #include "lib/base/mutex.h"
+#include "lib/storage/huge_arena.h"
 #include "lib/storage/segment/landing.h"
 #include "lib/storage/segment/store.h"
 #include "lib/storage/storage.h"
@@ -36,6 +38,9 @@ class RingReader {
   // Eight reads of a MiB are a drive's full rate, too. One that says of many reads at once that they are done, as
   // drives of virtual machines do, would else leave those who asked with nothing to do, and then have nothing itself.
   static constexpr uint64_t kBytesInFlight = 8u << 20;
+  // What is copied: of one get, and of all at one time.
+  static constexpr uint64_t kMostCopied = 1u << 20;
+  static constexpr uint64_t kCopyBytes = 8u << 20;
 
   // `done` after the completion of a request has returned. `hand_on` gets a request that is to be done by other means.
   RingReader(SegmentStore& store, std::function<void()> done, std::function<void(const Request&)> hand_on);
@@ -56,6 +61,9 @@ class RingReader {
  private:
   struct Slot {
     Request request;
+    // Where it is read to: its destination, or memory that is copied from, which begins at `copied_from`.
+    base::MutableBytes to;
+    std::byte* copied_from = nullptr;
     std::optional<SegmentStore::Pin> pin;
     // The part that is being read, and how much of the destination is read or being read.
     std::optional<Landing> landing;
@@ -70,14 +78,16 @@ class RingReader {
   // Moves what was handed over since to waiting_; whether the thread is to end.
   bool Collect();
   void BeginWaiting();
+  // False when something has been handed over since.
+  bool MaySleep();
   // Nothing more is taken; what has been is handed on, or comes in.
   void End();
   void Begin(uint32_t number);
   // Adds the next part of a get; one that has none is finished.
   void Next(uint32_t number);
   void OnRead(uint32_t number, int64_t result);
-  void CompleteFinished();
-  uint64_t BytesOf(uint32_t number) const { return std::get<Get>(slots_[number].request.operation).destination.size(); }
+  void CompleteOldest();
+  static uint64_t CopyRoom(const Get& get);
   // Both give the number back first.
   void Complete(uint32_t number, const Result& result);
   void HandOn(uint32_t number);
@@ -93,6 +103,7 @@ class RingReader {
   // Each belongs to who has its number: the free list, a Take, the list of the new, the thread.
   std::vector<Slot> slots_;
   std::unique_ptr<Spare[]> spares_;
+  HugeArena copied_{kCopyBytes, kCopyBytes};
   // The thread's own: gets to be begun; those that are, as many as the ring's reads, and their bytes; those that have
   // been read.
   std::vector<uint32_t> waiting_;
@@ -103,8 +114,8 @@ class RingReader {
   base::Mutex mutex_;
   std::vector<uint32_t> free_ ABSL_GUARDED_BY(mutex_);
   std::vector<uint32_t> new_ ABSL_GUARDED_BY(mutex_);
-  // Nothing more is begun until a read is done, which wakes the thread.
-  bool full_ ABSL_GUARDED_BY(mutex_) = false;
+  // The thread waits and could begin something; else it looks by itself, or when a read is done.
+  bool sleeps_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;
 };
 

@@ -317,6 +317,34 @@ TEST_CASE("the drive has its next reads before the last ones are told of, eight 
   for (size_t i = 0; i < kCount; ++i) CHECK(base::AsText({rooms.At(i, 0), kBytes}) == payload);
 }
 
+TEST_CASE("gets into memory that lies otherwise than the file go through the ring, but for large ones") {
+  TempDir directory;
+  RingOs os({});
+  const auto store = Open(Options(directory / "store", &os));
+  std::string payload(1'300'000, '\0');
+  REQUIRE(base::SeededRandom(23).Fill(std::as_writable_bytes(std::span(payload))).ok());
+  REQUIRE(PutNow(*store, KeyOf(1), payload).status.ok());
+  // Twice as much as is copied at one time: what finds no room is done by the threads.
+  constexpr size_t kBytes = 240'123, kCount = 64;
+  const Rooms rooms(kCount + 1, payload.size());
+  std::vector<storage::Request> requests;
+  Completions completions(kCount + 1);
+  for (size_t i = 0; i < kCount; ++i) {
+    requests.push_back({storage::Get{KeyOf(1), i * 1001, {rooms.At(i, i * 1001) + 1 + i, kBytes}}, completions.Of(i)});
+  }
+  requests.push_back({storage::Get{KeyOf(1), 0, {rooms.At(kCount, 1), payload.size()}}, completions.Of(kCount)});
+  REQUIRE(store->Submit(requests).ok());
+  completions.Wait();
+  for (size_t i = 0; i <= kCount; ++i) {
+    const storage::Get& get = std::get<storage::Get>(requests[i].operation);
+    REQUIRE(completions.result(i).status.ok());
+    REQUIRE(base::AsText(get.destination) == std::string_view(payload).substr(get.offset, get.destination.size()));
+  }
+  REQUIRE(store->Close(std::chrono::nanoseconds::max()).ok());
+  CHECK(store->stats().ring_gets >= 30);
+  CHECK(store->stats().ring_gets <= kCount);
+}
+
 TEST_CASE("a record replaced and removed while the ring reads it comes back as one of those that were put") {
   TempDir directory;
   RingOs os({1, 0, 0});
