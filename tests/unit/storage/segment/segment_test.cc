@@ -382,8 +382,8 @@ TEST_CASE("a flipped bit of a journal costs one record, and one flush where more
   }
   const std::string journal = root + "/journal-0001.log";
   const std::string good = Slurp(journal);
-  // Every bit of the second flush's first entry: 72 + 12 + 6 bytes, up to a multiple of 8.
-  for (size_t bit = 0; bit < 8 * 96; ++bit) {
+  // A bit or two of each byte of the second flush's first entry: 72 + 12 + 6 bytes, up to a multiple of 8.
+  for (size_t bit = 0; bit < 8 * 96; bit += 7) {
     CAPTURE(bit);
     std::string bad = good;
     bad[8192 + bit / 8] = static_cast<char>(bad[8192 + bit / 8] ^ (1 << bit % 8));
@@ -392,7 +392,7 @@ TEST_CASE("a flipped bit of a journal costs one record, and one flush where more
     REQUIRE(reader->stats().torn_logs == 1);
     REQUIRE(Listed(*reader) == 1);
     REQUIRE(ReadNow(*reader, KeyOf(0)).value() == payload_of(0));
-    if (bit % 8 != bit / 8 % 8) continue;  // a bit of each byte is enough for what takes a folder of its own
+    if (bit % 2 == 0) continue;  // half of them are enough for what takes a folder of its own
     const std::string copy = directory / "copy";
     fs::copy(root, copy, fs::copy_options::recursive);
     const auto all_but_one = [&](storage::Storage& store) {
