@@ -12,6 +12,7 @@
 #include <filesystem>
 #include <map>
 
+#include "absl/container/flat_hash_map.h"
 #include "benchmarks/ratio.h"
 
 namespace kvstrata::benchmarks {
@@ -188,6 +189,24 @@ double IndexWorld::EngineSeconds(bool read_only) const {
   if (!cache->Close(std::chrono::minutes(1), nullptr).ok()) Fail("cannot close");
   if (!read_only) RemoveLaterJournals();
   return seconds;
+}
+
+double IndexWorld::BareSeconds() const {
+  static std::byte* const room = HugePages(kReadBytes);
+  CoolAll(path_);
+  return SecondsOf([&] {
+    const int fd = open(checkpoint_.c_str(), O_RDONLY | O_DIRECT);
+    uint64_t read_bytes = 0;
+    for (ssize_t got = 1; got > 0; read_bytes += static_cast<uint64_t>(got)) {
+      got = pread(fd, room, kReadBytes, static_cast<off_t>(read_bytes));
+    }
+    close(fd);
+    if (read_bytes != checkpoint_bytes_) Fail("the checkpoint was not read");
+    absl::flat_hash_map<base::Digest128, uint32_t> table;
+    table.reserve(blocks_);
+    for (uint64_t i = 0; i < blocks_; ++i) table.emplace(KeyOfBlock(i).digest, static_cast<uint32_t>(i));
+    if (table.size() != blocks_) Fail("the table is not whole");
+  });
 }
 
 void IndexWorld::RemoveJournalsAfter(uint64_t last) const {

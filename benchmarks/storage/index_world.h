@@ -49,6 +49,9 @@ class IndexWorld {
   core::format::LogEntry EntryOf(uint64_t first) const;
   // Opening the engine with a cold page cache: as the lane's writer, or as a reader. Checks that it has all blocks.
   double EngineSeconds(bool read_only) const;
+  // What nobody who builds an index can do without: one read of the checkpoint past the page cache, and a bare table of
+  // the same keys.
+  double BareSeconds() const;
   // What an opening has written goes, so that the next one finds what this one found.
   void RemoveLaterJournals() const { RemoveJournalsAfter(kJournal); }
 

@@ -6,20 +6,16 @@
 //
 // The files go to the current directory.
 #include <benchmark/benchmark.h>
-#include <fcntl.h>
-#include <unistd.h>
 
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "absl/container/flat_hash_map.h"
 #include "benchmarks/ratio.h"
 #include "benchmarks/storage/index_world.h"
 
 namespace {
 
-namespace base = kvstrata::core::base;
 namespace storage = kvstrata::core::storage;
 using kvstrata::benchmarks::CoolAll;
 using kvstrata::benchmarks::Fail;
@@ -41,31 +37,11 @@ double StoreSeconds(const IndexWorld& world) {
   return seconds;
 }
 
-double RawSeconds(const IndexWorld& world) {
-  static std::byte* const room = kvstrata::benchmarks::HugePages(IndexWorld::kReadBytes);
-  CoolAll(world.path());
-  return SecondsOf([&] {
-    const int fd = open(world.checkpoint().c_str(), O_RDONLY | O_DIRECT);
-    uint64_t read_bytes = 0;
-    for (ssize_t got = 1; got > 0; read_bytes += static_cast<uint64_t>(got)) {
-      got = pread(fd, room, IndexWorld::kReadBytes, static_cast<off_t>(read_bytes));
-    }
-    close(fd);
-    if (read_bytes != world.checkpoint_bytes()) Fail("the checkpoint was not read");
-    absl::flat_hash_map<base::Digest128, uint32_t> table;
-    table.reserve(world.blocks());
-    for (uint64_t i = 0; i < world.blocks(); ++i) {
-      table.emplace(kvstrata::benchmarks::KeyOfBlock(i).digest, static_cast<uint32_t>(i));
-    }
-    if (table.size() != world.blocks()) Fail("the table is not whole");
-  });
-}
-
 void PrintOpen(uint64_t run) {
   const IndexWorld world(run);
   const std::string name = "open_of_runs_of_" + std::to_string(run);
   const auto print = [&](const char* what, const auto& measured) {
-    const auto raw = [&] { return RawSeconds(world); };
+    const auto raw = [&] { return world.BareSeconds(); };
     PrintTimedPairs((name + what).c_str(), "<=1.25", kPairs, measured, raw, false);
   };
   print("_store_vs_raw", [&] { return StoreSeconds(world); });
