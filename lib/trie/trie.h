@@ -410,6 +410,9 @@ class Trie {
   // As a reader beside the writer may read it, too.
   uint32_t ExpiryOf(uint32_t index) const { return nodes_[index].place.Get().expires ? expiries_[index].Get() : 0; }
   void SetExpiry(uint32_t index, uint32_t expires_at);
+  static bool HasExpired(uint32_t expires_at, uint32_t now) { return expires_at != 0 && expires_at <= now; }
+  static uint32_t EarlierExpiry(uint32_t a, uint32_t b);  // 0 is never
+  static absl::Status Gone(std::string_view field);
   uint32_t PinsOf(uint32_t index) const;
   void SetPins(uint32_t index, uint32_t pins);
 
