@@ -56,6 +56,8 @@ void InThreads(uint64_t count, size_t threads, size_t bytes,
                const std::function<void(uint64_t number, std::byte* memory)>& body);
 
 std::unique_ptr<Rival> MakeOurs();
+// What any store could reach at most.
+std::unique_ptr<Rival> MakeBare();
 // Each family in several settings; the best of them is compared with. Empty where the library was not there when this
 // was built.
 Rivals MakeRocksDb();
