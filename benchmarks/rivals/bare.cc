@@ -17,7 +17,6 @@ namespace {
 
 // A value that has come is replaced before it is looked at, as in ours.cc.
 constexpr size_t kRooms = 2 * kInFlight;
-constexpr size_t kRoomBytes = 1u << 20;
 
 class Bare final : public Rival {
  public:
@@ -47,7 +46,7 @@ class Bare final : public Rival {
     std::array<uint64_t, kRooms> values{};
     std::vector<uint64_t> free, come;
     for (size_t room = 0; room < kRooms; ++room) {
-      rooms[room] = {rooms_ + room * kRoomBytes, work.value_bytes};
+      rooms[room] = {rooms_ + room * kMostValueBytes, work.value_bytes};
       free.push_back(room);
     }
     uint64_t next = 0;
@@ -71,7 +70,7 @@ class Bare final : public Rival {
       if (!going) Fail("the bare reads were refused");
       refill();
       ring_->Begin();
-      for (const uint64_t room : come) work.Check(values[room], rooms_ + room * kRoomBytes);
+      for (const uint64_t room : come) work.Check(values[room], rooms_ + room * kMostValueBytes);
       free.insert(free.end(), come.begin(), come.end());
     }
   }
@@ -79,7 +78,7 @@ class Bare final : public Rival {
  private:
   int fd_ = -1;
   std::unique_ptr<core::storage::ReadRing> ring_;
-  std::byte* const rooms_ = HugePages(kRooms * kRoomBytes);
+  std::byte* const rooms_ = HugePages(kRooms * kMostValueBytes);
 };
 
 }  // namespace

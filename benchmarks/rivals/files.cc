@@ -73,6 +73,7 @@ Rivals MakeBufferedFiles() {
   Rivals rivals;
   rivals.push_back(std::make_unique<Files>(false, 1));
   rivals.push_back(std::make_unique<Files>(false, 8));
+  rivals.push_back(std::make_unique<Files>(false, 24));
   return rivals;
 }
 

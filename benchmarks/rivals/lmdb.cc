@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// LMDB: 32 values in a transaction, one flush at the end; gets by one or eight readers, with the system's read-ahead
+// LMDB: 32 values in a transaction, one flush at the end; gets by 1, 8 or 24 readers, with the system's read-ahead
 // (without it LMDB reads its values page by page).
 #include <lmdb.h>
 
@@ -82,6 +82,7 @@ Rivals MakeLmdb() {
   Rivals rivals;
   rivals.push_back(std::make_unique<Lmdb>(false, 1));
   rivals.push_back(std::make_unique<Lmdb>(false, 8));
+  rivals.push_back(std::make_unique<Lmdb>(false, 24));
   rivals.push_back(std::make_unique<Lmdb>(true, 1));
   return rivals;
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // The segment store in the same work, as the engine uses it: one thread puts with 32 in flight (8 MiB; an engine's
 // records wait in 64 MiB of staging memory unless it is told otherwise, and RocksDB's in 256 MiB of its own) and gets
-// with eight, and takes a checksum of every value on both ways; a value that has come is replaced in the queue before
-// it is checked.
+// with 24, as a restore does, and takes a checksum of every value on both ways; all values that have come are replaced
+// in the queue before one of them is checked.
 #include <deque>
+#include <vector>
 
 #include "benchmarks/rivals/rival.h"
 #include "benchmarks/storage/drive.h"
@@ -18,8 +19,8 @@ namespace base = core::base;
 namespace storage = core::storage;
 
 constexpr size_t kPutsInFlight = 32;
-constexpr size_t kRooms = 2 * kInFlight;
-constexpr size_t kRoomBytes = 1u << 20;
+constexpr size_t kGetsInFlight = 24;
+constexpr size_t kRooms = 2 * kGetsInFlight;
 
 class Ours final : public Rival {
  public:
@@ -56,17 +57,19 @@ class Ours final : public Rival {
     }
     uint64_t next = 0;
     size_t in_flight = 0;
+    const auto refill = [&] {
+      for (; next < work.count && in_flight < kGetsInFlight && !free.empty(); ++next, ++in_flight) {
+        Begin(work, work.order[next], free.back());
+        free.pop_back();
+      }
+    };
+    std::deque<size_t> come;
     for (uint64_t checked = 0; checked < work.count; ++checked) {
-      const auto refill = [&] {
-        for (; next < work.count && in_flight < kInFlight && !free.empty(); ++next, ++in_flight) {
-          Begin(work, work.order[next], free.back());
-          free.pop_back();
-        }
-      };
       refill();
-      const size_t room = Wait();
-      --in_flight;
+      in_flight -= Collect(&come);
       refill();
+      const size_t room = come.front();
+      come.pop_front();
       const uint64_t value = slots_[room].value;
       if (base::Checksum({RoomAt(room), work.value_bytes}, value) != sums_[value]) Fail("a checksum is wrong");
       work.Check(value, RoomAt(room));
@@ -81,7 +84,7 @@ class Ours final : public Rival {
     uint64_t value = 0;
   };
 
-  std::byte* RoomAt(size_t room) const { return rooms_ + room * kRoomBytes; }
+  std::byte* RoomAt(size_t room) const { return rooms_ + room * kMostValueBytes; }
   void Begin(const Work& work, uint64_t value, size_t room) {
     slots_[room].value = value;
     const storage::Request request{storage::Get{KeyOf(value), 0, {RoomAt(room), work.value_bytes}},
@@ -95,21 +98,23 @@ class Ours final : public Rival {
     slot.ours->done_.push_back(slot.room);
     slot.ours->changed_.NotifyOne();
   }
-  size_t Wait() {
+  // All that have come since; waits for one where there is none yet. How many those are.
+  size_t Collect(std::deque<size_t>* come) {
     base::MutexLock lock(mutex_);
-    while (done_.empty()) changed_.Wait(mutex_);
-    const size_t room = done_.front();
-    done_.pop_front();
-    return room;
+    while (done_.empty() && come->empty()) changed_.Wait(mutex_);
+    const size_t count = done_.size();
+    come->insert(come->end(), done_.begin(), done_.end());
+    done_.clear();
+    return count;
   }
 
   std::unique_ptr<storage::SegmentStorage> store_;
   std::vector<uint64_t> sums_;
-  std::byte* const rooms_ = HugePages(kRooms * kRoomBytes);
+  std::byte* const rooms_ = HugePages(kRooms * kMostValueBytes);
   Slot slots_[kRooms];
   base::Mutex mutex_;
   base::CondVar changed_;
-  std::deque<size_t> done_ ABSL_GUARDED_BY(mutex_);
+  std::vector<size_t> done_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

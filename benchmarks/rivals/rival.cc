@@ -56,13 +56,13 @@ RivalKey RivalKeyOf(uint64_t number) {
 void InThreads(uint64_t count, size_t threads, size_t bytes,
                const std::function<void(uint64_t number, std::byte* memory)>& body) {
   // Kept from run to run: to touch it anew would be charged to the rival.
-  static std::byte* const memory = HugePages(kInFlight * (1u << 20));
-  if (threads > kInFlight || bytes > 1u << 20) Fail("more memory is needed");
+  static std::byte* const memory = HugePages(kMostThreads * kMostValueBytes);
+  if (threads > kMostThreads || bytes > kMostValueBytes) Fail("more memory is needed");
   std::atomic<uint64_t> next{0};
   std::vector<std::thread> running;
   for (size_t thread = 0; thread < threads; ++thread) {
     running.emplace_back([&, thread] {
-      for (uint64_t i = next++; i < count; i = next++) body(i, memory + thread * (1u << 20));
+      for (uint64_t i = next++; i < count; i = next++) body(i, memory + thread * kMostValueBytes);
     });
   }
   for (std::thread& thread : running) thread.join();

@@ -31,6 +31,8 @@ struct Work {
   void Check(uint64_t number, const std::byte* got) const;
 };
 
+inline constexpr size_t kMostValueBytes = 1u << 20;
+inline constexpr size_t kMostThreads = 24;
 inline constexpr size_t kKeyBytes = 16;
 struct RivalKey {
   char bytes[kKeyBytes];

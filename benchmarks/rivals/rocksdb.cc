@@ -85,9 +85,11 @@ Rivals MakeRocksDb() {
   Rivals rivals;
   for (const Setting& setting : {Setting{"RocksDB with its log, 1 thread", false, true, 1},
                                  Setting{"RocksDB without log, 8 threads", false, false, 8},
+                                 Setting{"RocksDB without log, 24 threads", false, false, 24},
                                  Setting{"RocksDB blobs without log, 1 thread", true, false, 1},
                                  Setting{"RocksDB blobs without log, 2 threads", true, false, 2},
-                                 Setting{"RocksDB blobs without log, 8 threads", true, false, 8}}) {
+                                 Setting{"RocksDB blobs without log, 8 threads", true, false, 8},
+                                 Setting{"RocksDB blobs without log, 24 threads", true, false, 24}}) {
     rivals.push_back(std::make_unique<RocksDb>(setting));
   }
   return rivals;

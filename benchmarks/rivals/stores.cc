@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Our store against RocksDB, LMDB and a file for each value: the same values of 256 KiB, the same folder, durable at
 // the end of the puts, a cold page cache before the gets. Each family plays in several settings, and its best one is
-// what we are compared with, in alternating rounds. What a bare file reaches in the same rounds is the most that a store
-// could reach against this rival; it depends on the drive: a new one with 1 MiB in each write, and one that is read
-// through io_uring in the order of our gets.
+// what we are compared with, in alternating rounds. What a bare file reaches in the same rounds is the most that a
+// store could reach against this rival; it depends on the drive: a new one with 1 MiB in each write, and one that is
+// read through io_uring in the order of our gets.
 //
 // usage: stores_benchmark [MIB [FAMILY]]    how much is put in each run, 256 by default, so that all fits two minutes;
 //                                           against families only whose names have this in them
