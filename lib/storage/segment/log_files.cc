@@ -20,6 +20,8 @@ constexpr char kJournalEnd[] = ".log";
 constexpr size_t kDigits = 4;
 // The journal's space is reserved this far ahead. Its file then keeps its length, which a flush need not write.
 constexpr uint64_t kReserveBytes = 256 * 1024;
+// What stands for bytes that cannot be read: no entry, and no end of a flush either, which zeros would be.
+constexpr std::byte kNoEntry{0xFF};
 
 absl::Status WriteHeader(const Directory& directory, const LogFile& log, const format::LogHeader& header) {
   const auto bytes = format::EncodeLogHeader(header);
@@ -35,6 +37,18 @@ absl::Status WriteHeader(const Directory& directory, const LogFile& log, const f
 
 uint64_t BlockAtOrBehind(uint64_t offset) {
   return (offset + format::kLogBlockBytes - 1) / format::kLogBlockBytes * format::kLogBlockBytes;
+}
+
+// Where it can be had, and the name is still this file's.
+void OpenDirect(const Directory& directory, const LogFile& log) {
+  const int flags = O_RDONLY | O_NOFOLLOW | O_NONBLOCK;
+  Descriptor file(directory.os, directory.os.OpenAt(directory.root, log.name.c_str(), flags, 0));
+  struct stat other {};
+  struct stat same {};
+  const bool known =
+      file.ok() && directory.os.Fstat(file.get(), &other) >= 0 && directory.os.Fstat(log.descriptor.get(), &same) >= 0;
+  if (!known || other.st_dev != same.st_dev || other.st_ino != same.st_ino) return;
+  if (directory.os.SetDirect(file.get(), true) >= 0) log.bad->SetDirect(std::move(file));
 }
 
 }  // namespace
@@ -86,8 +100,16 @@ absl::StatusOr<Log> OpenLog(const Directory& directory, const std::string& name,
                   directory.os.OpenAt(directory.root, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK, 0));
   if (file.get() == -ENOENT) return base::MakeStatus(base::Code::kNotFound, "log", "there is no " + name);
   if (!file.ok()) return ReadError(directory, "open", name.c_str(), file.get());
-  std::array<std::byte, format::kLogHeaderBytes> bytes;
-  if (absl::Status status = ReadFully(directory, file.get(), name.c_str(), bytes, 0); !status.ok()) return status;
+  alignas(format::kLogBlockBytes) std::array<std::byte, format::kLogBlockBytes> block;
+  const base::MutableBytes bytes = base::MutableBytes(block).first(format::kLogHeaderBytes);
+  absl::Status read = ReadFully(directory, file.get(), name.c_str(), bytes, 0);
+  if (base::NativeCodeOf(read) == EIO && directory.os.SetDirect(file.get(), true) >= 0) {
+    // Without what the page cache reads beside it.
+    if (directory.os.Pread(file.get(), block, 0) >= static_cast<int64_t>(bytes.size())) read = absl::OkStatus();
+    directory.os.SetDirect(file.get(), false);
+  }
+  if (base::NativeCodeOf(read) == EIO) read = ReadFully(directory, file.get(), name.c_str(), bytes, 0);
+  if (!read.ok()) return read;
   const absl::StatusOr<format::LogHeader> header = format::DecodeLogHeader(bytes, kind);
   if (!header.ok()) return header.status();
   if (header->store != store) return base::Corrupt("store", name + " is of another store");
@@ -105,24 +127,62 @@ absl::StatusOr<base::ByteView> LogReader::View(uint64_t offset, size_t bytes) {
   if (image_ != nullptr) {
     if (const std::optional<base::ByteView> view = image_->View(offset, bytes); view.has_value()) return *view;
   }
-  if (offset < window_at_ || offset > window_at_ + window_.size() || bytes > window_at_ + window_.size() - offset) {
-    window_.resize(window_bytes_);
-    size_t filled = 0;
-    while (filled < window_.size()) {
-      const int64_t result =
-          directory_.os.Pread(log_->descriptor.get(), base::MutableBytes(window_).subspan(filled), offset + filled);
-      if (result < 0) {
-        window_.clear();
-        return ReadError(directory_, "read", log_->name.c_str(), result);
-      }
-      if (result == 0) break;
-      filled += static_cast<size_t>(result);
-    }
-    window_.resize(filled);
-    window_at_ = offset;
+  const uint64_t end = window_at_ + window_filled_;
+  if (offset < window_at_ || offset > end || bytes > end - offset) {
+    if (absl::Status status = FillWindow(offset); !status.ok()) return status;
   }
-  const base::ByteView rest = base::ByteView(window_).subspan(static_cast<size_t>(offset - window_at_));
+  const base::ByteView window(window_.empty() ? nullptr : window_[0].bytes, window_filled_);
+  const base::ByteView rest = window.subspan(std::min<size_t>(offset - window_at_, window.size()));
   return rest.first(std::min(bytes, rest.size()));
+}
+
+// At once; where the drive refuses, block by block, so that no more is lost than what it cannot read.
+absl::Status LogReader::FillWindow(uint64_t offset) {
+  // Room for what lies before `offset` in its block.
+  window_.resize(window_bytes_ / format::kLogBlockBytes + 2);
+  window_at_ = offset - offset % format::kLogBlockBytes;
+  window_filled_ = 0;
+  const base::MutableBytes window(window_[0].bytes, window_.size() * sizeof(Block));
+  const uint64_t first = window_at_ / format::kLogBlockBytes;
+  bool by_block = log_->bad->HasWithin(first, first + window_.size() - 1);
+  while (window_filled_ < window.size()) {
+    const uint64_t at = window_at_ + window_filled_;
+    const base::MutableBytes rest = window.subspan(window_filled_);
+    const int64_t result =
+        by_block ? ReadBlock(rest.data(), at) : directory_.os.Pread(log_->descriptor.get(), rest, at);
+    if (result == -EIO && !by_block && (gives_up_ || log_->bad->count() > 0)) {
+      if (log_->bad->count() == 0) OpenDirect(directory_, *log_);
+      by_block = true;
+      continue;
+    }
+    if (result < 0) {
+      window_filled_ = 0;
+      return ReadError(directory_, "read", log_->name.c_str(), result);
+    }
+    if (result == 0) break;
+    window_filled_ += static_cast<size_t>(result);
+  }
+  return absl::OkStatus();
+}
+
+// What `at` points to and the rest of its block, all of which is read: past the page cache there are only whole blocks.
+// How many bytes from `at` on are there, or a negative errno.
+int64_t LogReader::ReadBlock(std::byte* at, uint64_t offset) {
+  const uint64_t block = offset / format::kLogBlockBytes;
+  const auto before = static_cast<int64_t>(offset % format::kLogBlockBytes);  // where a read fell short
+  const base::MutableBytes to(at - before, format::kLogBlockBytes);
+  int64_t result = -EIO;
+  if (!log_->bad->Has(block)) {
+    const std::optional<Descriptor>& direct = log_->bad->direct();
+    if (direct.has_value()) result = directory_.os.Pread(direct->get(), to, offset - before);
+    if (result < 0) result = directory_.os.Pread(log_->descriptor.get(), to, offset - before);
+  }
+  const bool given_up = result == -EIO && (log_->bad->Has(block) || (gives_up_ && log_->bad->Add(block)));
+  if (given_up) {
+    std::fill(to.begin(), to.end(), kNoEntry);
+    result = static_cast<int64_t>(to.size());
+  }
+  return result < 0 ? result : std::max<int64_t>(result - before, 0);
 }
 
 absl::StatusOr<bool> LogReader::ReadAt(uint64_t offset, format::LogEntryView* entry) {
@@ -164,7 +224,7 @@ absl::StatusOr<bool> LogReader::ReadNextFlush(bool live, uint64_t offset, uint64
   const absl::StatusOr<bool> found = again.ReadAt(offset, &earlier);
   if (!found.ok()) return found;
   if (!*found) return read;
-  window_.clear();
+  window_filled_ = 0;
   *at = offset;
   return ReadAt(offset, entry);
 }

@@ -16,6 +16,7 @@
 #include "lib/format/segment.h"
 #include "lib/storage/descriptor.h"
 #include "lib/storage/directory.h"
+#include "lib/storage/segment/bad_blocks.h"
 
 namespace kvstrata::core::storage {
 
@@ -27,11 +28,17 @@ std::string CheckpointName(uint32_t copy);
 // Nothing when it is no journal's name.
 std::optional<uint64_t> JournalOfName(std::string_view name);
 
+// In which a reader looks for the next intact entry, of a log in all: many times what a drive loses at once, and so
+// little that bytes made to look like entries, each 8 of which want a checksum of kMaxEntryBytes, hold it up by a
+// second at most. Where a drive cannot read as much, it is the drive that is given up, not its blocks.
+inline constexpr uint64_t kMaxDamageBytes = 4u << 20;
+
 // An open log. Shared, so that a listing can go on reading one that is replaced meanwhile.
 struct LogFile {
   std::string name;
   Descriptor descriptor;
   format::LogHeader header;
+  std::unique_ptr<BadBlocks> bad = std::make_unique<BadBlocks>(kMaxDamageBytes / format::kLogBlockBytes);
 };
 using Log = std::shared_ptr<const LogFile>;
 
@@ -53,14 +60,15 @@ class LogReader {
  public:
   // Read at once: large enough that reading a log costs as much as copying it.
   static constexpr size_t kWindowBytes = 256 * 1024;
-  // In which it looks for the next intact entry, in all: many times what a drive loses at once, and so little that
-  // bytes made to look like entries, each 8 of which want a checksum of kMaxEntryBytes, hold it up by a second at most.
-  static constexpr uint64_t kMaxDamageBytes = 4u << 20;
   // `image`: the log's, as far as it has been read already, or null. `window_bytes`: an entry's most, at least.
   LogReader(const Directory& directory, Log log, std::shared_ptr<LogImage> image = nullptr,
             size_t window_bytes = kWindowBytes)
       : directory_(directory), log_(std::move(log)), image_(std::move(image)), window_bytes_(window_bytes) {}
 
+  // From now on a block that the drive refuses to read is one of the log's bad ones, and bytes that are no entry stand
+  // in its place. Otherwise it is an error, unless it was one of them before. Only for who opens the log: nobody else
+  // may read it meanwhile.
+  void GiveUpUnreadable() { gives_up_ = true; }
   // False where no intact entry begins at `offset`: a journal's end, or damage. Its meta stays until the next call.
   // An error only where the file could not be read.
   absl::StatusOr<bool> ReadAt(uint64_t offset, format::LogEntryView* entry);
@@ -80,14 +88,23 @@ class LogReader {
   absl::StatusOr<bool> ReadBehindDamage(uint64_t offset, uint64_t* at, format::LogEntryView* entry);
   // Up to `bytes` bytes from `offset` on; fewer at the end of the file.
   absl::StatusOr<base::ByteView> View(uint64_t offset, size_t bytes);
+  // From the block of `offset` on.
+  absl::Status FillWindow(uint64_t offset);
+  int64_t ReadBlock(std::byte* at, uint64_t offset);
 
   const Directory directory_;
   const Log log_;
   const std::shared_ptr<LogImage> image_;
   const size_t window_bytes_;
   uint64_t damage_left_ = kMaxDamageBytes;  // that may still be passed over
+  bool gives_up_ = false;
   uint64_t window_at_ = 0;
-  std::vector<std::byte> window_;
+  // Whole blocks on their boundaries, as a read past the page cache wants them.
+  struct alignas(format::kLogBlockBytes) Block {
+    std::byte bytes[format::kLogBlockBytes];
+  };
+  std::vector<Block> window_;
+  size_t window_filled_ = 0;
 };
 
 // Collects entries and writes them in large pieces.

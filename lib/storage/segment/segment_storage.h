@@ -52,7 +52,9 @@ struct SegmentOptions {
 class SegmentStorage final : public Storage {
  public:
   // Reads the table (no payload), then starts the threads. kLocked when another opener writes, kReadOnly when the
-  // directory, or the one that it would be made in, cannot be written to, kCorrupt when its superblock is damaged.
+  // directory, or the one that it would be made in, cannot be written to, kCorrupt when its superblock is damaged. What
+  // the drive refuses to read of logs costs the records told of there (SegmentStats::unreadable_blocks); kIo with its
+  // errno where nothing at all can be read, or too much cannot.
   static absl::StatusOr<std::unique_ptr<SegmentStorage>> Open(const SegmentOptions& options);
   ~SegmentStorage() override;
 

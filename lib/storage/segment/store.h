@@ -42,6 +42,9 @@ struct SegmentStats {
   uint64_t foreign_entries = 0;
   // Journals or checkpoints that ended in something that is no entry: a write cut short, or damage.
   uint64_t torn_logs = 0;
+  // Of 4096 bytes each, of logs and of the superblock: the drive refused to read them when they were opened, and what
+  // was in them counts as damaged.
+  uint64_t unreadable_blocks = 0;
   // Records whose place was not free or not there when the store was opened.
   uint64_t dropped_at_open = 0;
   // Records that could not be made durable.
@@ -199,6 +202,7 @@ class SegmentStore {
   absl::Status Replay(const Log& log, const std::shared_ptr<LogImage>& image, ApplyEntry apply)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status ReadLog(const Log& log) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
+  void CountUnreadable(uint64_t blocks, const absl::Status& why) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   // What the table takes of an entry.
   struct ReadEntry {
     RecordTable::Tag tag;
@@ -310,6 +314,9 @@ class SegmentStore {
   uint64_t checkpoint_bytes_ ABSL_GUARDED_BY(flush_mutex_) = 0;
   // That any entry had which was read at opening.
   uint64_t newest_sequence_ ABSL_GUARDED_BY(flush_mutex_) = 0;
+  // Why the first block of the logs could not be read that has been taken for damage; of the superblock, how many.
+  absl::Status unreadable_ ABSL_GUARDED_BY(flush_mutex_);
+  uint64_t unreadable_copies_ = 0;
   Followed followed_ ABSL_GUARDED_BY(flush_mutex_);
   // The copy that the next checkpoint goes to.
   uint32_t next_copy_ ABSL_GUARDED_BY(flush_mutex_) = 0;

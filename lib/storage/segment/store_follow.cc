@@ -162,6 +162,10 @@ absl::Status SegmentStore::ReadAnew() {
     }
     followed_.slot = slot;
   }
+  if (seen.empty() && !unreadable_.ok()) {
+    followed_.journal = nullptr;
+    return unreadable_;
+  }
   if (absl::Status status = data_->OpenLater(); !status.ok()) return status;
   std::vector<bool> kept;
   MergeSeen(seen, &kept);

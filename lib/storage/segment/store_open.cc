@@ -45,6 +45,11 @@ absl::Status NoMemory() { return base::MakeStatus(base::Code::kOutOfMemory, "ope
 
 bool IsData(std::string_view name) { return name.starts_with("data-") || name.starts_with("checkpoint-"); }
 
+// The drive refused a block. Where an open fails it is the file system that is at fault.
+bool IsUnreadable(const absl::Status& status) {
+  return base::NativeCodeOf(status) == EIO && base::FieldOf(status) == "read";
+}
+
 bool IsBlank(base::ByteView bytes) {
   return std::all_of(bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
@@ -97,11 +102,16 @@ absl::Status SegmentStore::OpenSuperblock() {
   if (file.get() == -ENOENT) return MakeSuperblock();
   if (!file.ok()) return ReadError(directory_, "open", kSuperFile, file.get());
   bool blank = true;
+  absl::Status unreadable;
   absl::Status refusal = base::Corrupt("super", "neither copy is intact");
   for (uint64_t copy = 0; copy < 2; ++copy) {
     std::array<std::byte, format::kSuperblockBytes> bytes{};
     absl::Status status = ReadFully(directory_, file.get(), kSuperFile, bytes, copy * kCopyBytes);
     if (base::CodeOf(status) == base::Code::kCorrupt) continue;  // it ends before
+    if (IsUnreadable(status) && unreadable.ok()) {
+      unreadable = status;
+      continue;
+    }
     if (!status.ok()) return status;
     blank = blank && IsBlank(bytes);
     const absl::StatusOr<format::Superblock> super = format::DecodeSuperblock(bytes);
@@ -109,11 +119,14 @@ absl::Status SegmentStore::OpenSuperblock() {
     if (base::CodeOf(super.status()) == base::Code::kFormatTooNew) refusal = super.status();
   }
   if (base::CodeOf(refusal) == base::Code::kFormatTooNew) return refusal;
+  if (super_.epoch == 0 && !unreadable.ok()) return unreadable;
   // Not written to yet: an opening ended before it had made the store.
   if (super_.epoch == 0 && blank) return MakeSuperblock();
   if (super_.epoch == 0) return refusal;
+  unreadable_copies_ = unreadable.ok() ? 0 : 1;
   if (read_only_) return absl::OkStatus();
-  super_.epoch += 1;
+  // The copy that could not be read may have had the next epoch. It is this copy that is written now.
+  super_.epoch += unreadable.ok() ? 1 : 3;
   return WriteSuperblock();
 }
 
@@ -189,6 +202,8 @@ absl::Status SegmentStore::ReadTable() {
     }
     break;
   }
+  // A drive that reads nothing has no bad blocks.
+  if (newest_sequence_ == 0 && !unreadable_.ok()) return unreadable_;
   // As after a superblock that was brought back from an older copy of the directory.
   if (!read_only_ && newest_sequence_ >> kEpochShift >= super_.epoch) {
     super_.epoch = (newest_sequence_ >> kEpochShift) + 1;
@@ -200,6 +215,11 @@ absl::Status SegmentStore::ReadTable() {
 
 // The newest checkpoint and the journals behind it, in order. `*moved` when one of them was not there.
 absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
+  unreadable_ = absl::OkStatus();
+  {
+    base::MutexLock lock(mutex_);
+    stats_.unreadable_blocks = unreadable_copies_;
+  }
   std::vector<uint64_t> journals;
   if (absl::Status status = ScanFolder(&journals); !status.ok()) return status;
   const absl::StatusOr<Log> checkpoint = NewestCheckpoint();
@@ -220,14 +240,17 @@ absl::Status SegmentStore::OpenLogs(std::vector<Log>* logs, bool* moved) {
     }
     const absl::StatusOr<Log> log = OpenLog(directory_, JournalName(number), format::LogKind::kJournal, super_.store);
     const base::Code code = base::CodeOf(log.status());
-    if (!log.ok() && code != base::Code::kCorrupt && code != base::Code::kNotFound) return log.status();
+    const bool unreadable = IsUnreadable(log.status());
+    if (!log.ok() && code != base::Code::kCorrupt && code != base::Code::kNotFound && !unreadable) return log.status();
+    if (unreadable) CountUnreadable(1, log.status());
     journals_.push_back(number);
     if (log.ok()) {
       if (absl::Status status = MakeDurable(**log); !status.ok()) return status;
       logs->push_back(*log);
     }
     *moved = *moved || code == base::Code::kNotFound;
-    torn += code == base::Code::kCorrupt ? 1 : 0;  // made when the power went, and not written to
+    // Made when the power went, and not written to; or damaged, and without its salt nothing in it can be proven.
+    torn += code == base::Code::kCorrupt || unreadable ? 1 : 0;
   }
   base::MutexLock lock(mutex_);
   stats_.torn_logs = torn;
@@ -265,6 +288,10 @@ absl::StatusOr<Log> SegmentStore::NewestCheckpoint() {
     absl::StatusOr<Log> log = OpenLog(directory_, CheckpointName(copy), format::LogKind::kCheckpoint, super_.store);
     const base::Code code = base::CodeOf(log.status());
     if (code == base::Code::kNotFound || code == base::Code::kCorrupt) continue;
+    if (IsUnreadable(log.status())) {
+      CountUnreadable(1, log.status());
+      continue;
+    }
     if (!log.ok()) return log.status();
     if (newest != nullptr && newest->header.number >= (*log)->header.number) continue;
     newest = *std::move(log);
@@ -307,6 +334,7 @@ absl::Status SegmentStore::ReadLog(const Log& log) {
 
 absl::Status SegmentStore::Replay(const Log& log, const std::shared_ptr<LogImage>& image, ApplyEntry apply) {
   LogReader reader(directory_, log, image);
+  reader.GiveUpUnreadable();
   const format::LogHeader& header = log->header;
   const bool counted = header.kind == format::LogKind::kCheckpoint;
   // No other is written to any more.
@@ -328,9 +356,16 @@ absl::Status SegmentStore::Replay(const Log& log, const std::shared_ptr<LogImage
     followed_.journal = log;
     followed_.offset = offset;
   }
+  if (log->bad->count() > 0) CountUnreadable(log->bad->count(), ReadError(directory_, "read", log->name.c_str(), -EIO));
   base::MutexLock lock(mutex_);
   if (torn) ++stats_.torn_logs;
   return absl::OkStatus();
+}
+
+void SegmentStore::CountUnreadable(uint64_t blocks, const absl::Status& why) {
+  if (unreadable_.ok()) unreadable_ = why;
+  base::MutexLock lock(mutex_);
+  stats_.unreadable_blocks += blocks;
 }
 
 // Takes all of them. False: no memory.
