@@ -4,10 +4,15 @@
 // chunk of 64 buckets at a time: 2 bytes an element, and about 2 elements seen a lookup. Owns the buckets; the
 // elements, their hashes and their links are the user's, reached through `Links`:
 //
-//   uint64_t HashOf(uint32_t index) const;              uniform in its low bits; the same as long as it is in here
+//   uint64_t HashOf(uint32_t index) const;              uniform in its low bits; the same as long as it is in here;
+//                                                       without the lowest kToldBits, which are 0
 //   uint32_t NextOf(uint32_t index) const;              the link, kNone at first and at a chain's end
 //   void SetNext(uint32_t index, uint32_t next) const;
 //   void Prefetch(uint32_t index) const;                for PrefetchChain: HashOf and NextOf will be asked for
+//
+// An element need not keep the lowest kToldBits bits of its hash: there are never fewer than 2^kToldBits buckets, so
+// all elements of a chain have the same, and its end tells them. A link that ends a chain, the one of an element that
+// is in none included, is one of the 2^kToldBits highest numbers; where kToldBits is 0, that is kNone alone.
 //
 // Thread rule: one writer at a time (Prepare, Insert, Erase); TryFind runs beside it, as long as no element's memory
 // goes away and what HashOf, NextOf and `same` look at is read with acquiring and written with releasing operations.
@@ -18,6 +23,7 @@
 //   I2  version_ is odd exactly while a chain is being changed. What a reader met of a change under way or done since
 //       its first look at the version, it meets before the version that tells of it (a sequence lock: every store to a
 //       chain releases the odd version that was stored before it).
+//   I3  A chain ends in kFirstEnd + its bucket's lowest kToldBits bits.
 #pragma once
 
 #include <atomic>
@@ -28,10 +34,12 @@
 
 namespace kvstrata::core::base {
 
-template <typename Links>
+template <typename Links, int kToldBits = 0>
 class ChainIndex {
  public:
   static constexpr uint32_t kNone = UINT32_MAX;
+  // Elements have lower numbers.
+  static constexpr uint32_t kFirstEnd = UINT32_MAX - ((uint32_t{1} << kToldBits) - 1);
   static constexpr uint64_t kLoad = 2;
 
   explicit ChainIndex(const Links& links) : links_(links) {}
@@ -39,9 +47,11 @@ class ChainIndex {
   // Before anything else; again when it failed for want of memory.
   bool Prepare() {
     if (bucket_count_.load(std::memory_order_relaxed) != 0) return true;
-    if (!buckets_.Reserve(1)) return false;
-    buckets_[0].store(kNone, std::memory_order_relaxed);
-    bucket_count_.store(1, std::memory_order_release);
+    if (!buckets_.Reserve(kLeastBuckets)) return false;
+    for (uint64_t bucket = 0; bucket < kLeastBuckets; ++bucket) {
+      buckets_[bucket].store(EndOf(bucket), std::memory_order_relaxed);
+    }
+    bucket_count_.store(kLeastBuckets, std::memory_order_release);
     return true;
   }
 
@@ -51,7 +61,7 @@ class ChainIndex {
     if (!Prepare()) return;
     uint64_t count = bucket_count_.load(std::memory_order_relaxed);
     for (; count < elements / kLoad && buckets_.Reserve(count + 1); ++count) {
-      buckets_[count].store(kNone, std::memory_order_relaxed);
+      buckets_[count].store(EndOf(count), std::memory_order_relaxed);
     }
     bucket_count_.store(count, std::memory_order_release);
   }
@@ -66,7 +76,7 @@ class ChainIndex {
     const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
     if (count == 0) return;
     const uint32_t index = buckets_[BucketOf(hash, count)].load(std::memory_order_relaxed);
-    if (index != kNone) links_.Prefetch(index);
+    if (IsElement(index)) links_.Prefetch(index);
   }
 
   // The element of this hash for which `same(index)` holds, or kNone.
@@ -75,8 +85,8 @@ class ChainIndex {
     const uint64_t count = bucket_count_.load(std::memory_order_acquire);
     if (count == 0) return kNone;
     uint32_t index = buckets_[BucketOf(hash, count)].load(std::memory_order_acquire);
-    while (index != kNone && !same(index)) index = links_.NextOf(index);
-    return index;
+    while (IsElement(index) && !same(index)) index = links_.NextOf(index);
+    return IsElement(index) ? index : kNone;
   }
 
   // The same beside a writer. What is found stands for itself, as far as `same` proves it; that there is nothing, only
@@ -95,11 +105,20 @@ class ChainIndex {
     return *found != kNone || (version % 2 == 0 && version_.load(std::memory_order_relaxed) == version);
   }
 
+  // The lowest kToldBits of the hash of an element that is in here.
+  uint32_t ToldBitsOf(uint32_t index) const {
+    if constexpr (kToldBits == 0) return 0;
+    while (IsElement(index)) index = links_.NextOf(index);
+    return index - kFirstEnd;
+  }
+
   // `count`: how many elements there are with this one.
-  void Insert(uint32_t index, uint64_t count) {
+  void Insert(uint32_t index, uint64_t count) requires(kToldBits == 0) { Insert(index, links_.HashOf(index), count); }
+  // `hash`: all of it.
+  void Insert(uint32_t index, uint64_t hash, uint64_t count) {
     const Change change(version_);
     if (count > kLoad * bucket_count_.load(std::memory_order_relaxed)) SplitBucket();
-    std::atomic<uint32_t>& head = BucketFor(index);
+    std::atomic<uint32_t>& head = BucketFor(hash);
     links_.SetNext(index, head.load(std::memory_order_relaxed));
     head.store(index, std::memory_order_release);
   }
@@ -107,7 +126,7 @@ class ChainIndex {
   // Of one that is in here.
   void Erase(uint32_t index) {
     const Change change(version_);
-    std::atomic<uint32_t>& head = BucketFor(index);
+    std::atomic<uint32_t>& head = BucketFor(links_.HashOf(index) | ToldBitsOf(index));
     const uint32_t next = links_.NextOf(index);
     uint32_t at = head.load(std::memory_order_relaxed);
     if (at == index) {
@@ -125,7 +144,7 @@ class ChainIndex {
     const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
     for (uint64_t bucket = 0; bucket < count; ++bucket) {
       uint32_t index = buckets_[bucket].load(std::memory_order_relaxed);
-      for (; index != kNone; index = links_.NextOf(index)) visit(index);
+      for (; IsElement(index); index = links_.NextOf(index)) visit(index);
     }
   }
 
@@ -133,6 +152,10 @@ class ChainIndex {
 
  private:
   static constexpr uint32_t kCheckSteps = 64;
+  static constexpr uint64_t kLeastBuckets = uint64_t{1} << kToldBits;
+
+  static bool IsElement(uint32_t link) { return link < kFirstEnd; }
+  static uint32_t EndOf(uint64_t bucket) { return kFirstEnd + static_cast<uint32_t>(bucket & (kLeastBuckets - 1)); }
 
   class Change {
    public:
@@ -154,8 +177,8 @@ class ChainIndex {
     const uint64_t bucket = hash & (2 * base - 1);
     return bucket < count ? bucket : hash & (base - 1);
   }
-  std::atomic<uint32_t>& BucketFor(uint32_t index) {
-    return buckets_[BucketOf(links_.HashOf(index), bucket_count_.load(std::memory_order_relaxed))];
+  std::atomic<uint32_t>& BucketFor(uint64_t hash) {
+    return buckets_[BucketOf(hash, bucket_count_.load(std::memory_order_relaxed))];
   }
 
   // Without memory the table stays as it is: longer chains, but right.
@@ -163,11 +186,11 @@ class ChainIndex {
     const uint64_t fresh = bucket_count_.load(std::memory_order_relaxed);
     if (!buckets_.Reserve(fresh + 1)) return;
     const uint64_t base = std::bit_floor(fresh);
-    uint32_t stay = kNone, move = kNone;
+    uint32_t stay = EndOf(fresh - base), move = EndOf(fresh);
     std::atomic<uint32_t>& split = buckets_[fresh - base];
-    for (uint32_t index = split.load(std::memory_order_relaxed); index != kNone;) {
+    for (uint32_t index = split.load(std::memory_order_relaxed); IsElement(index);) {
       const uint32_t next = links_.NextOf(index);
-      uint32_t& chain = (links_.HashOf(index) & (2 * base - 1)) == fresh ? move : stay;
+      uint32_t& chain = (links_.HashOf(index) & base) != 0 ? move : stay;
       links_.SetNext(index, chain);
       chain = index;
       index = next;
