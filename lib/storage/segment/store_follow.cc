@@ -127,7 +127,6 @@ absl::Status SegmentStore::ReadJournal(uint64_t limit, bool live, uint64_t* read
     }
     base::MutexLock lock(mutex_);
     const std::optional<Id> old = table_.Find(key);
-    if (old.has_value() && table_.Get(*old).sequence >= entry.sequence) continue;
     if (old.has_value()) Leave(*old);
     const bool taken = put && TakeOver(key, RecordOf(entry, followed_.slot, at), entry.extents());
     if (taken || old.has_value()) followed_.changed.push_back(key);
@@ -148,7 +147,6 @@ absl::Status SegmentStore::ReadAnew() {
     slots.push_back(slot);
     absl::Status status = Replay(log, nullptr, [&](const format::LogEntryView& entry, uint64_t offset) {
       const auto found = seen.find(Key{entry.key});
-      if (found != seen.end() && found->second.record.sequence >= entry.sequence) return true;
       if (entry.kind == format::EntryKind::kPut) {
         seen[Key{entry.key}] = {RecordOf(entry, slot, offset), RecordPlace(entry.extents())};
       } else if (found != seen.end()) {

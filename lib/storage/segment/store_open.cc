@@ -368,7 +368,7 @@ void SegmentStore::CountUnreadable(uint64_t blocks, const absl::Status& why) {
   stats_.unreadable_blocks += blocks;
 }
 
-// Takes all of them. False: no memory.
+// Takes all of them, in the order in which they were written: of a key's entries the last one counts. False: no memory.
 bool SegmentStore::Apply(std::vector<ReadEntry>* entries) {
   base::MutexLock lock(mutex_);
   for (const ReadEntry& entry : *entries) table_.PrefetchBucket(entry.tag);
@@ -377,7 +377,6 @@ bool SegmentStore::Apply(std::vector<ReadEntry>* entries) {
     const ReadEntry& entry = (*entries)[i];
     const std::optional<Id> old = table_.Find(entry.tag);
     if (old.has_value()) {
-      if (table_.Get(*old).sequence >= entry.record.sequence) continue;
       table_.Unlink(*old);
       table_.Free(*old);
     }

@@ -297,11 +297,11 @@ def decode_header(data, magic, store):
 
 
 def decode_entry(data, offset):
-    size, kind, extents, meta_bytes, _, sequence, key = read("<IBBHQQ32s", data, offset, "entry")
+    size, kind, extents, meta_bytes, _, _, key = read("<IBBHQQ32s", data, offset, "entry")
     require(kind in (1, 2) and extents <= 8 and meta_bytes <= 4096, "entry")
     if kind == 2:
         require(size == 56 and extents == 0 and meta_bytes == 0, "entry")
-        return size, key, sequence, None
+        return size, key, None
     payload_bytes, last_use, reserved = read("<QII", data, offset + 56, "entry")
     require(last_use == 0 and reserved == 0, "reserved")
     place = [read("<III", data, offset + 72 + 12 * i, "extents") for i in range(extents)]
@@ -309,21 +309,20 @@ def decode_entry(data, offset):
     require(sum(units for _, _, units in place) == -(-payload_bytes // 4096), "extents")
     meta_at = 72 + 12 * extents
     require(size == -(-(meta_at + meta_bytes) // 8) * 8 and offset + size <= len(data), "entry")
-    return size, key, sequence, (payload_bytes, place, data[offset + meta_at:offset + meta_at + meta_bytes])
+    return size, key, (payload_bytes, place, data[offset + meta_at:offset + meta_at + meta_bytes])
 
 
 def apply_log(data, table, counted):
     offset, found = 4096, 0
     while offset < len(data) and (counted is None or found < counted):
         try:
-            size, key, sequence, record = decode_entry(data, offset)
+            size, key, record = decode_entry(data, offset)
         except Refused:
             if counted is not None or offset % 4096 == 0:
                 break
             offset += -offset % 4096
             continue
-        if key not in table or table[key][0] < sequence:
-            table[key] = (sequence, record)
+        table[key] = record
         offset += size
         found += 1
     return offset, found
@@ -348,7 +347,7 @@ def decode_store(folder):
             require(decode_header(data, b"KVSJRN\xff\n", store)[0] == number, "number")
             apply_log(data, table, None)
     told = {}
-    for key, (_, record) in table.items():
+    for key, record in table.items():
         if record is not None:
             payload_bytes, place, meta = record
             payload = b"".join(load(os.path.join(lane, f"data-{segment:04}.seg"))[4096 * at:4096 * (at + units)]

@@ -243,3 +243,45 @@ TEST_CASE("a reader that opened before the first flush, and one whose lane goes 
   CHECK(Follow(*reader, &told) == 1);
   CHECK(told.empty());
 }
+
+TEST_CASE("a journal that a checkpoint has replaced says nothing more, to whoever opens or follows") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  storage::SegmentOptions options = Options(root);
+  options.journal_bytes = 2000;
+  const std::string replaced = root + "/journal-0001.log";
+  std::string old_bytes;
+  const Store early = [&] {
+    const Store writer = Open(options);
+    REQUIRE(PutNow(*writer, KeyOf(1), "old", "old").status.ok());
+    REQUIRE(PutNow(*writer, KeyOf(2), "old", "old").status.ok());
+    REQUIRE(writer->Sync().ok());
+    Store reader = OpenReadOnly(root);
+    Told told;
+    REQUIRE(Follow(*reader, &told) == 2);
+    old_bytes = Slurp(replaced);
+    REQUIRE(PutNow(*writer, KeyOf(1), "new", "new").status.ok());
+    REQUIRE(writer->Remove(KeyOf(2)).ok());
+    for (uint64_t i = 10; writer->stats().checkpoints == 0; ++i) {
+      REQUIRE(PutNow(*writer, KeyOf(i), "", std::string(500, 'm')).status.ok());
+      REQUIRE(writer->Sync().ok());
+    }
+    return reader;
+  }();
+  REQUIRE_FALSE(fs::exists(replaced));
+  // As after a stop between the checkpoint and the removal.
+  Spill(replaced, old_bytes);
+  const auto check = [](storage::Storage& store) {
+    CHECK(ReadNow(store, KeyOf(1)).value() == "new");
+    CHECK(CodeOf(ReadNow(store, KeyOf(2)).status()) == Code::kNotFound);
+  };
+  Told told{{KeyOf(1), "old"}, {KeyOf(2), "old"}};
+  Follow(*early, &told);
+  CHECK(told.at(KeyOf(1)) == "new");
+  CHECK_FALSE(told.contains(KeyOf(2)));
+  check(*early);
+  check(*OpenReadOnly(root));
+  CHECK(fs::exists(replaced));
+  check(*Open(options));
+  CHECK_FALSE(fs::exists(replaced));
+}
