@@ -18,26 +18,33 @@ RecordPlace::RecordPlace(std::span<const format::Extent> extents) : size_(extent
 
 RecordTable::RecordTable() : linked_(Links{this}) {}
 
-// Two hashes with unlike seeds.
-RecordTable::Tag RecordTable::TagOf(const Key& key) {
-  return {base::Checksum(key.bytes, 1), base::Checksum(key.bytes, 2)};
+RecordTable::Tag RecordTable::TagOf(const Key& key) { return base::Checksum(key.bytes, 1); }
+
+uint8_t RecordTable::WritingOf(uint64_t sequence) {
+  return static_cast<uint8_t>(sequence * base::kSequenceMultiplier >> 56);
 }
 
-bool RecordTable::FitsSlot(std::span<const format::Extent> extents) {
-  if (extents.empty()) return true;
-  const format::Extent& extent = extents.front();
-  return extents.size() == 1 && extent.segment >> kSegmentBits == 0 && extent.first >> kUnitBits == 0 &&
+bool RecordTable::FitsLog(uint16_t log, uint64_t offset) {
+  return log >> kLogBits == 0 && offset % kEights == 0 && offset / kEights >> kOffsetBits == 0;
+}
+
+bool RecordTable::FitsSlot(const Where& where) {
+  if (!FitsLog(where.log, where.log_offset)) return false;
+  if (where.meta_bytes % kEights != 0 || where.meta_bytes / kEights >> kMetaBits != 0) return false;
+  if (where.extents.empty()) return true;
+  const format::Extent& extent = where.extents.front();
+  return where.extents.size() == 1 && extent.segment >> kSegmentBits == 0 && extent.first >> kFirstBits == 0 &&
          extent.units >> kUnitBits == 0;
 }
 
-std::optional<RecordTable::Id> RecordTable::Find(const Tag& tag) const {
-  const Id id = linked_.Find(tag.lo, [&](Id at) { return slots_[at].tag == tag; });
-  return id == kNone ? std::nullopt : std::optional<Id>(id);
+std::optional<RecordTable::Id> RecordTable::Find(Tag tag) const {
+  const Id id = linked_.Find(tag, [&](Id at) { return slots_[at].hash == tag >> kToldBits; });
+  return id == Index::kNone ? std::nullopt : std::optional<Id>(id);
 }
 
 RecordPlace RecordTable::PlaceOf(Id id) const {
   const Slot& slot = slots_[id];
-  if (slot.placed_beside) return places_.at(id);
+  if (slot.beside) return besides_.at(id).place;
   if (slot.units == 0) return {};
   const format::Extent extent{static_cast<uint32_t>(slot.segment), static_cast<uint32_t>(slot.first),
                               static_cast<uint32_t>(slot.units)};
@@ -47,15 +54,21 @@ RecordPlace RecordTable::PlaceOf(Id id) const {
 Record RecordTable::Get(Id id) const {
   const Slot& slot = slots_[id];
   uint64_t units = slot.units;
-  if (slot.placed_beside) {
-    for (const format::Extent& extent : places_.at(id)) units += extent.units;
-  }
   Record record;
-  record.sequence = slot.sequence;
+  if (slot.beside) {
+    const Beside& beside = besides_.at(id);
+    for (const format::Extent& extent : beside.place) units += extent.units;
+    record.log_offset = beside.log_offset;
+    record.log = beside.log;
+    record.meta_bytes = beside.meta_bytes;
+  } else {
+    record.log_offset = uint64_t{slot.offset_eights} * kEights;
+    record.log = static_cast<uint16_t>(slot.log);
+    record.meta_bytes = static_cast<uint16_t>(slot.meta_eights * kEights);
+  }
+  record.writing = static_cast<uint8_t>(slot.writing);
+  record.kept_hash = slot.hash;
   record.payload_bytes = units * kUnitBytes - slot.slack;
-  record.log_offset = slot.log_offset;
-  record.log = static_cast<uint16_t>(slot.log);
-  record.meta_bytes = static_cast<uint16_t>(slot.meta_bytes);
   record.state = static_cast<RecordState>(slot.state);
   record.linked = slot.linked;
   record.quarantined = slot.quarantined;
@@ -64,14 +77,16 @@ Record RecordTable::Get(Id id) const {
 }
 
 void RecordTable::Reserve(uint64_t records) {
-  static_cast<void>(slots_.Reserve(std::min<uint64_t>(records, kNone)));
+  static_cast<void>(slots_.Reserve(std::min<uint64_t>(records, kMaxRecords)));
   linked_.Reserve(records);
 }
 
 std::optional<RecordTable::Id> RecordTable::NextId() {
-  const bool fresh = unused_ == kNone;
-  if (!linked_.Prepare() || (fresh && (end_ == kNone || !slots_.Reserve(uint64_t{end_} + 1)))) return std::nullopt;
-  return fresh ? end_ : unused_;
+  const bool fresh = unused_ >= kMaxRecords;  // else one that was in use
+  if (!linked_.Prepare()) return std::nullopt;
+  if (!fresh) return unused_;
+  if (end_ == kMaxRecords || !slots_.Reserve(uint64_t{end_} + 1)) return std::nullopt;
+  return end_;
 }
 
 std::optional<RecordTable::Id> RecordTable::Add(const Key& key, const Record& record,
@@ -80,34 +95,35 @@ std::optional<RecordTable::Id> RecordTable::Add(const Key& key, const Record& re
   // Whatever allocates comes first, so that a failure leaves all as it was.
   const std::optional<Id> id = NextId();
   if (!id.has_value()) return std::nullopt;
-  const bool beside = !FitsSlot(extents);
-  if (beside) places_.emplace(*id, RecordPlace(extents));
+  const Where where{extents, 0, 0, record.meta_bytes};
+  const bool beside = !FitsSlot(where);
+  if (beside) besides_.emplace(*id, Beside{RecordPlace(extents), 0, 0, record.meta_bytes});
   struct Undo {
     ~Undo() {
-      if (places != nullptr) places->erase(id);
+      if (besides != nullptr) besides->erase(id);
     }
-    absl::flat_hash_map<Id, RecordPlace>* places;
+    absl::flat_hash_map<Id, Beside>* besides;
     const Id id;
-  } undo{beside ? &places_ : nullptr, *id};
-  unlogged_.emplace(*id, Unlogged{key, std::move(meta)});
-  undo.places = nullptr;
-  Fill(*id, TagOf(key), record, extents, beside);
+  } undo{beside ? &besides_ : nullptr, *id};
+  unlogged_.emplace(*id, Unlogged{key, std::move(meta), record.sequence});
+  undo.besides = nullptr;
+  Fill(*id, TagOf(key), record, where, beside);
   return id;
 }
 
-std::optional<RecordTable::Id> RecordTable::AddLogged(const Tag& tag, const Record& record,
+std::optional<RecordTable::Id> RecordTable::AddLogged(Tag tag, const Record& record,
                                                       std::span<const format::Extent> extents) {
   assert(record.log != 0);
   const std::optional<Id> id = NextId();
   if (!id.has_value()) return std::nullopt;
-  const bool beside = !FitsSlot(extents);
-  if (beside) places_.emplace(*id, RecordPlace(extents));
-  Fill(*id, tag, record, extents, beside);
+  const Where where{extents, record.log_offset, record.log, record.meta_bytes};
+  const bool beside = !FitsSlot(where);
+  if (beside) besides_.emplace(*id, Beside{RecordPlace(extents), where.log_offset, where.log, where.meta_bytes});
+  Fill(*id, tag, record, where, beside);
   return id;
 }
 
-void RecordTable::Fill(Id id, const Tag& tag, const Record& record, std::span<const format::Extent> extents,
-                       bool beside) {
+void RecordTable::Fill(Id id, Tag tag, const Record& record, const Where& where, bool beside) {
   Slot& slot = slots_[id];
   if (id == end_) {
     ++end_;
@@ -115,21 +131,25 @@ void RecordTable::Fill(Id id, const Tag& tag, const Record& record, std::span<co
     unused_ = slot.next;
   }
   slot = Slot();
-  slot.tag = tag;
-  slot.sequence = record.sequence;
-  slot.placed_beside = beside;
-  if (!beside && !extents.empty()) {
-    slot.segment = extents.front().segment & 0xFF;
-    slot.first = extents.front().first & 0xFFF'FFFF;
-    slot.units = extents.front().units & 0xFFF'FFFF;
-  }
-  slot.slack = static_cast<uint32_t>((kUnitBytes - record.payload_bytes % kUnitBytes) % kUnitBytes) & 0xFFF;
-  slot.meta_bytes = record.meta_bytes & 0x1FFF;
-  slot.log = record.log;
-  slot.log_offset = record.log_offset & 0xFFFF'FFFF'FFFF;
-  slot.state = static_cast<uint32_t>(record.state) & 3;
+  const uint64_t kept = tag >> kToldBits;
+  slot.hash = kept & ((uint64_t{1} << kHashBits) - 1);
+  slot.writing = WritingOf(record.sequence);
+  slot.slack = (kUnitBytes - record.payload_bytes % kUnitBytes) % kUnitBytes & 0xFFF;
+  slot.state = static_cast<uint16_t>(record.state) & 3;
   slot.linked = 1;
-  linked_.Insert(id, ++linked_count_);
+  slot.beside = beside;
+  if (!beside) {
+    slot.log = where.log & ((1u << kLogBits) - 1);
+    slot.offset_eights = where.log_offset / kEights & ((uint64_t{1} << kOffsetBits) - 1);
+    slot.meta_eights = where.meta_bytes / kEights & ((1u << kMetaBits) - 1);
+    if (!where.extents.empty()) {
+      const format::Extent& extent = where.extents.front();
+      slot.segment = extent.segment & ((1u << kSegmentBits) - 1);
+      slot.first = extent.first & ((1u << kFirstBits) - 1);
+      slot.units = extent.units & ((1u << kUnitBits) - 1);
+    }
+  }
+  linked_.Insert(id, tag, ++linked_count_);
 }
 
 const RecordTable::Unlogged* RecordTable::UnloggedOf(Id id) const {
@@ -139,8 +159,15 @@ const RecordTable::Unlogged* RecordTable::UnloggedOf(Id id) const {
 
 void RecordTable::SetLog(Id id, uint16_t log, uint64_t offset) {
   assert(log != 0);
-  slots_[id].log = log;
-  slots_[id].log_offset = offset & 0xFFFF'FFFF'FFFF;
+  Slot& slot = slots_[id];
+  if (!slot.beside && FitsLog(log, offset)) {
+    slot.log = log & ((1u << kLogBits) - 1);
+    slot.offset_eights = offset / kEights & ((uint64_t{1} << kOffsetBits) - 1);
+  } else {
+    besides_[id] = Beside{PlaceOf(id), offset, log, Get(id).meta_bytes};
+    slot.units = 0;
+    slot.beside = 1;
+  }
   unlogged_.erase(id);
 }
 
@@ -166,10 +193,10 @@ void RecordTable::Unlink(Id id) {
 
 void RecordTable::Free(Id id) {
   assert(!slots_[id].linked && !slots_[id].being_read);
-  if (slots_[id].placed_beside) places_.erase(id);
+  if (slots_[id].beside) besides_.erase(id);
   unlogged_.erase(id);
   slots_[id] = Slot();
-  slots_[id].next = std::exchange(unused_, id);
+  slots_[id].next = std::exchange(unused_, id) & kIdMask;
 }
 
 }  // namespace kvstrata::core::storage

@@ -2,13 +2,18 @@
 // All records of a segment store: where each lies, how far it has got towards the disk, and who reads it. Found by key,
 // walked by number. Knows nothing of files.
 //
-// Memory: 48 bytes for each record that is in a log, and 2 of a hash's buckets, growth included. What is rare stands
-// beside the table: the readers of those that are read, the extents of those that lie in pieces or far out, key and
-// meta of those that no log holds yet.
+// Memory: 26 bytes for each record that is in a log, and 2 of a hash's buckets, growth included. What is rare stands
+// beside the table: the readers of those that are read, what no slot can hold of those that lie in pieces or far out,
+// key, meta and sequence number of those that no log holds yet.
 //
-// Of a key the table keeps 128 bits of hash; the whole key stands in the log. Two keys that were taken for each other
-// would replace each other's records, which the engine finds out when it reads one (A1): a miss, as if the older one
-// had been evicted. Among 10 million keys that happens once in 2^82 stores.
+// Of a key the table has 64 bits of hash: 56 in its slot, and 8 that the chain tells in which it is found. The whole
+// key stands in the log. Two keys of one hash are taken for each other: either's record ends the other's, as if that
+// had been evicted, and who asks for one gets what is there of the other, which the engine finds out (A1): a miss, of
+// these two alone. Of n keys there are n^2/2 pairs, and one pair in 2^64 has one hash: among 10 million keys that is
+// one pair in 370,000 stores, among the 2^30 that a table can hold one in 32.
+//
+// Of a sequence number it keeps 8 bits once a log holds the record (WritingOf): which of two entries counts, their
+// order in the logs says.
 //
 // Invariants:
 //   I1. A record that was unlinked is found no more, but keeps its number until Free.
@@ -41,6 +46,7 @@ enum class RecordState : uint8_t {
 
 // A copy of what the table knows of one record.
 struct Record {
+  // Told to Add and AddLogged; Get gives none.
   uint64_t sequence = 0;
   // As large as its extents are, rounded up to whole units.
   uint64_t payload_bytes = 0;
@@ -54,6 +60,9 @@ struct Record {
   // Its units wait for a removal to become durable.
   bool quarantined = false;
   bool being_read = false;
+  // Told by Get: of its key's hash (RecordTable::IsOf), and of its sequence number (WritingOf).
+  uint64_t kept_hash = 0;
+  uint8_t writing = 0;
 };
 
 // Where a record lies; nothing when there is no payload.
@@ -80,22 +89,23 @@ class RecordTable {
   struct Unlogged {
     Key key;
     std::vector<std::byte> meta;
+    uint64_t sequence = 0;
   };
 
-  // What the table keeps of a key.
-  struct Tag {
-    uint64_t lo = 0;
-    uint64_t hi = 0;
-    friend bool operator==(const Tag&, const Tag&) = default;
-  };
+  // What the table knows of a key.
+  using Tag = uint64_t;
   static Tag TagOf(const Key& key);
+  // Whether a record, of which Get gives this kept_hash, can be one of this key. One of 2^56 other keys' can, too.
+  static bool IsOf(uint64_t kept_hash, const Key& key) { return TagOf(key) >> kToldBits == kept_hash; }
+  // Equal for one of 256 other sequence numbers, whether these are of one opening or of several.
+  static uint8_t WritingOf(uint64_t sequence);
 
   RecordTable();
   RecordTable(const RecordTable&) = delete;
   RecordTable& operator=(const RecordTable&) = delete;
 
   std::optional<Id> Find(const Key& key) const { return Find(TagOf(key)); }
-  std::optional<Id> Find(const Tag& tag) const;
+  std::optional<Id> Find(Tag tag) const;
   Record Get(Id id) const;
   RecordPlace PlaceOf(Id id) const;
 
@@ -105,12 +115,12 @@ class RecordTable {
   std::optional<Id> Add(const Key& key, const Record& record, std::span<const format::Extent> extents,
                         std::vector<std::byte> meta);
   // The same of a record that is in a log.
-  std::optional<Id> AddLogged(const Tag& tag, const Record& record, std::span<const format::Extent> extents);
+  std::optional<Id> AddLogged(Tag tag, const Record& record, std::span<const format::Extent> extents);
   // While the table is empty: room for so many records, as far as memory allows.
   void Reserve(uint64_t records);
   // Brings nearer what Find and Add of this tag will look at: first the one, and some other tags later the other.
-  void PrefetchBucket(const Tag& tag) const { linked_.PrefetchBucket(tag.lo); }
-  void PrefetchChain(const Tag& tag) const { linked_.PrefetchChain(tag.lo); }
+  void PrefetchBucket(Tag tag) const { linked_.PrefetchBucket(tag); }
+  void PrefetchChain(Tag tag) const { linked_.PrefetchChain(tag); }
   // Null when a log holds the record.
   const Unlogged* UnloggedOf(Id id) const;
   void SetState(Id id, RecordState state) { slots_[id].state = static_cast<uint32_t>(state) & 3; }
@@ -130,48 +140,81 @@ class RecordTable {
   uint64_t MemoryBytes() const { return sizeof(*this) + slots_.MemoryBytes() + linked_.MemoryBytes(); }
 
  private:
-  static constexpr Id kNone = UINT32_MAX;
-  // An extent that these widths hold stands in its slot: 256 segments of 1 TiB.
-  static constexpr int kSegmentBits = 8, kUnitBits = 28;
+  static constexpr int kToldBits = 8, kHashBits = 64 - kToldBits;
+  // What these widths hold stands in the slot: one extent of less than 256 MiB, in the first 4 TiB of one of 64
+  // segments (DataFiles makes none that are longer, and 48), in one of 31 logs of 16 GiB, with a meta of up to 2040
+  // bytes in eights. A run has 1640 at most, and an entry of such a run takes 1728 bytes, so that 16 GiB of log have
+  // nine million of them.
+  static constexpr int kSegmentBits = 6, kFirstBits = 30, kUnitBits = 16;
+  static constexpr int kLogBits = 5, kOffsetBits = 31, kMetaBits = 8;
+  static constexpr uint32_t kEights = 8;
+  // The highest numbers are ends of chains.
+  static constexpr int kIdBits = 30;
+  static constexpr Id kIdMask = (Id{1} << kIdBits) - 1;
+  static constexpr Id kMaxRecords = (Id{1} << kIdBits) - (Id{1} << kToldBits);
 
-  struct Slot {
-    Tag tag;
-    uint64_t sequence = 0;
-    uint64_t segment : kSegmentBits = 0;
-    uint64_t first : kUnitBits = 0;
+  // Three words and a quarter, none of whose fields lies in two.
+  struct [[gnu::packed]] Slot {
+    uint64_t hash : kHashBits = 0;
+    uint64_t writing : 8 = 0;
+
+    uint64_t first : kFirstBits = 0;
+    uint64_t next : kIdBits = kIdMask;  // in its hash chain; unused: the next unused one
+    uint64_t linked : 1 = 0;
+    uint64_t quarantined : 1 = 0;
+    uint64_t being_read : 1 = 0;
+    uint64_t beside : 1 = 0;  // place, log and meta's size are in besides_
+
+    uint64_t offset_eights : kOffsetBits = 0;
     uint64_t units : kUnitBits = 0;
-    uint64_t log_offset : 48 = 0;
-    uint64_t log : 16 = 0;
-    uint32_t slack : 12 = 0;  // bytes of the last unit that are no payload
-    uint32_t meta_bytes : 13 = 0;
-    uint32_t state : 2 = 0;  // RecordState
-    uint32_t linked : 1 = 0;
-    uint32_t quarantined : 1 = 0;
-    uint32_t being_read : 1 = 0;
-    uint32_t placed_beside : 1 = 0;
-    Id next = kNone;  // in its hash chain; unused: the next unused one
+    uint64_t slack : 12 = 0;  // bytes of the last unit that are no payload
+    uint64_t log : kLogBits = 0;
+
+    uint16_t segment : kSegmentBits = 0;
+    uint16_t meta_eights : kMetaBits = 0;
+    uint16_t state : 2 = 0;  // RecordState
   };
-  static_assert(sizeof(Slot) == 48);
+  static_assert(sizeof(Slot) == 26);
+
+  // What may be too much for a slot; and where it is, the same beside it.
+  struct Where {
+    std::span<const format::Extent> extents;
+    uint64_t log_offset = 0;
+    uint16_t log = 0;
+    uint16_t meta_bytes = 0;
+  };
+  struct Beside {
+    RecordPlace place;
+    uint64_t log_offset = 0;
+    uint16_t log = 0;
+    uint16_t meta_bytes = 0;
+  };
 
   struct Links {
-    uint64_t HashOf(Id id) const { return table->slots_[id].tag.lo; }
-    Id NextOf(Id id) const { return table->slots_[id].next; }
-    void SetNext(Id id, Id next) const { table->slots_[id].next = next; }
+    uint64_t HashOf(Id id) const { return uint64_t{table->slots_[id].hash} << kToldBits; }
+    // Numbers below kMaxRecords are as they are; of the ends of chains, the highest ones, a slot has the lower bits.
+    uint32_t NextOf(Id id) const {
+      const auto next = static_cast<uint32_t>(table->slots_[id].next);
+      return next < kMaxRecords ? next : next | ~kIdMask;
+    }
+    void SetNext(Id id, uint32_t next) const { table->slots_[id].next = next & kIdMask; }
     void Prefetch(Id id) const { __builtin_prefetch(&table->slots_[id], 1); }
     RecordTable* table;
   };
+  using Index = base::ChainIndex<Links, kToldBits>;
 
-  static bool FitsSlot(std::span<const format::Extent> extents);
+  static bool FitsLog(uint16_t log, uint64_t offset);
+  static bool FitsSlot(const Where& where);
   // A number for one more record; nothing has changed yet.
   std::optional<Id> NextId();
-  void Fill(Id id, const Tag& tag, const Record& record, std::span<const format::Extent> extents, bool beside);
+  void Fill(Id id, Tag tag, const Record& record, const Where& where, bool beside);
 
-  base::ChunkedArray<Slot, 5> slots_;
-  base::ChainIndex<Links> linked_;
+  base::ChunkedArray<Slot, 7> slots_;
+  Index linked_;
   uint64_t linked_count_ = 0;
   Id end_ = 0;
-  Id unused_ = kNone;
-  absl::flat_hash_map<Id, RecordPlace> places_;
+  Id unused_ = kIdMask;  // no number: none
+  absl::flat_hash_map<Id, Beside> besides_;
   absl::flat_hash_map<Id, Unlogged> unlogged_;
   absl::flat_hash_map<Id, uint32_t> readers_;
 };

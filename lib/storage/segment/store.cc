@@ -190,7 +190,7 @@ absl::Status SegmentStore::Visit(absl::FunctionRef<void(const RecordView& record
         read = reader->ReadAt(record.log_offset, &entry);
         if (!read.ok()) return read.status();
       }
-      if (*read && entry.sequence == record.sequence) {
+      if (*read && IsEntryOf(record.kept_hash, entry)) {
         visit({Key{entry.key}, record.payload_bytes, record.stored_bytes, entry.meta});
       } else {
         ++*skipped;
@@ -215,7 +215,7 @@ bool SegmentStore::TakeVisits(Id* next, std::vector<Visited>* visited, std::vect
     const Record record = table_.Get(*next);
     if (!record.linked) continue;
     const uint64_t stored_bytes = StoredBytes(record.payload_bytes, record.meta_bytes);
-    visited->push_back({record.payload_bytes, stored_bytes, record.sequence, record.log_offset, record.log, {}});
+    visited->push_back({record.payload_bytes, stored_bytes, record.kept_hash, record.log_offset, record.log, {}});
     if (record.log == 0) visited->back().unlogged = *table_.UnloggedOf(*next);
   }
   return true;
@@ -236,7 +236,7 @@ ListEntry SegmentStore::EntryOf(Id id, std::vector<MetaPlace>* places, size_t in
     entry.meta = unlogged->meta;
   } else {
     std::shared_ptr<LogImage> image = record.log < images_.size() ? images_[record.log] : nullptr;
-    places->push_back({index, logs_[record.log], std::move(image), record.log_offset, record.sequence});
+    places->push_back({index, logs_[record.log], std::move(image), record.log_offset, record.kept_hash});
   }
   return entry;
 }
@@ -254,7 +254,7 @@ absl::Status SegmentStore::ReadMetas(const std::vector<MetaPlace>& places, ListP
       if (!read.ok()) return read.status();
     }
     ListEntry& listed = page->entries[place.index];
-    if (*read && entry.sequence == place.sequence) {
+    if (*read && IsEntryOf(place.kept_hash, entry)) {
       listed.key = Key{entry.key};
       listed.meta.assign(entry.meta.begin(), entry.meta.end());
     } else {

@@ -156,7 +156,9 @@ class SegmentStore {
   // Where the checkpoint has put a record's entry.
   struct Moved {
     Id id = 0;
-    uint64_t sequence = 0;
+    // Where it was: no other record that gets this number meanwhile can be there.
+    uint16_t old_log = 0;
+    uint64_t old_offset = 0;
     uint64_t offset = 0;
   };
 
@@ -168,7 +170,7 @@ class SegmentStore {
     Log log;
     std::shared_ptr<LogImage> image;
     uint64_t offset = 0;
-    uint64_t sequence = 0;
+    uint64_t kept_hash = 0;
   };
 
   // How far a reader has come in its writer's journals.
@@ -213,6 +215,7 @@ class SegmentStore {
   bool Apply(std::vector<ReadEntry>* entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   static Record RecordOf(const format::LogEntryView& entry, uint16_t log, uint64_t offset);
   absl::Status ClaimAll();
+  void SortNewestFirst(std::vector<Id>* ids);
   std::vector<Id> ClaimEach(std::span<const Id> ids) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   absl::Status DropAtOpen(Id id);
 
@@ -228,12 +231,17 @@ class SegmentStore {
   void ReleaseIfUnused(Id id) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void ReserveQuarantine() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
+  // Whether an entry can be a record's, as far as its key tells: one that was damaged when a checkpoint was written
+  // keeps the number of its log, which goes to another.
+  static bool IsEntryOf(uint64_t kept_hash, const format::LogEntryView& entry) {
+    return entry.kind == format::EntryKind::kPut && RecordTable::IsOf(kept_hash, Key{entry.key});
+  }
   absl::Status ReadMetas(const std::vector<MetaPlace>& places, ListPage* page);
   // Of one step of Visit: a record, and where its entry is when a log holds it.
   struct Visited {
     uint64_t payload_bytes = 0;
     uint64_t stored_bytes = 0;
-    uint64_t sequence = 0;
+    uint64_t kept_hash = 0;
     uint64_t log_offset = 0;
     uint16_t log = 0;
     RecordTable::Unlogged unlogged;
@@ -251,6 +259,7 @@ class SegmentStore {
     RecordPlace place;
   };
   using SeenByKey = absl::flat_hash_map<Key, Seen>;
+  bool IsStill(Id id, const Seen& seen) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void MergeSeen(const SeenByKey& seen, std::vector<bool>* kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   absl::Status LeaveOthers(const std::vector<bool>& kept) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   bool TakeOver(const Key& key, const Record& record, std::span<const format::Extent> extents)

@@ -79,12 +79,14 @@ SegmentStore::Batch SegmentStore::TakeBatch() {
     item.entry.key = key.bytes;
     item.id = table_.Find(key);
     if (item.id.has_value()) {
-      const Record record = table_.Get(*item.id);
+      const RecordTable::Unlogged* const unlogged = table_.UnloggedOf(*item.id);
+      // Another key's of the same hash (record_table.h): its entry ends what the journals know of this one, too.
+      if (unlogged == nullptr || unlogged->key != key) continue;
       const RecordPlace place = table_.PlaceOf(*item.id);
-      item.entry.sequence = record.sequence;
-      item.entry.payload_bytes = record.payload_bytes;
+      item.entry.sequence = unlogged->sequence;
+      item.entry.payload_bytes = table_.Get(*item.id).payload_bytes;
       item.entry.extents.assign(place.begin(), place.end());
-      if (const auto* unlogged = table_.UnloggedOf(*item.id); unlogged != nullptr) item.entry.meta = unlogged->meta;
+      item.entry.meta = unlogged->meta;
     } else {
       if (!change.durable) {  // put and gone again: no journal knows of it
         changes_.erase(here);
@@ -239,7 +241,8 @@ absl::Status SegmentStore::WriteCheckpoint() {
 absl::Status SegmentStore::WriteCheckpointBody(LogWriter* writer, std::vector<Moved>* moved) {
   struct Copied {
     Id id;
-    uint64_t sequence;
+    uint64_t kept_hash;
+    uint16_t slot;
     Log log;
     uint64_t offset;
   };
@@ -253,7 +256,7 @@ absl::Status SegmentStore::WriteCheckpointBody(LogWriter* writer, std::vector<Mo
         const Record record = table_.Get(next);
         if (record.state != RecordState::kDurable || (!record.linked && !record.quarantined)) continue;
         if (logs_[record.log] == nullptr) continue;
-        copied.push_back({next, record.sequence, logs_[record.log], record.log_offset});
+        copied.push_back({next, record.kept_hash, record.log, logs_[record.log], record.log_offset});
       }
     }
     for (const Copied& record : copied) {
@@ -262,8 +265,8 @@ absl::Status SegmentStore::WriteCheckpointBody(LogWriter* writer, std::vector<Mo
       const absl::StatusOr<bool> read = reader->ReadAt(record.offset, &entry);
       if (!read.ok()) return read.status();
       // One whose entry is damaged now is not carried on: it would be lost at the next opening all the same.
-      if (!*read || entry.sequence != record.sequence) continue;
-      moved->push_back({record.id, record.sequence, writer->Append(entry)});
+      if (!*read || !IsEntryOf(record.kept_hash, entry)) continue;
+      moved->push_back({record.id, record.slot, record.offset, writer->Append(entry)});
     }
     if (writer->buffered() < kCheckpointBuffer) continue;
     if (absl::Status status = writer->Write(); !status.ok()) return status;
@@ -278,7 +281,7 @@ void SegmentStore::AdoptCheckpoint(const Log& log, const std::vector<Moved>& mov
     for (const size_t end = std::min(moved.size(), i + kCheckpointStep); i < end; ++i) {
       if (moved[i].id >= table_.end()) continue;
       const Record record = table_.Get(moved[i].id);
-      if (record.sequence != moved[i].sequence || record.state != RecordState::kDurable) continue;
+      if (record.log != moved[i].old_log || record.log_offset != moved[i].old_offset) continue;
       table_.SetLog(moved[i].id, slot, moved[i].offset);
     }
   }

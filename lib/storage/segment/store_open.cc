@@ -402,10 +402,9 @@ Record SegmentStore::RecordOf(const format::LogEntryView& entry, uint16_t log, u
 // Units of all records are taken; where two want the same, or a segment ends before, something was damaged, and the
 // later record is believed. Only then does the order of claiming matter.
 absl::Status SegmentStore::ClaimAll() {
-  std::vector<Id> misplaced;
+  std::vector<Id> ids, misplaced;
   {
     base::MutexLock lock(mutex_);
-    std::vector<Id> ids;
     ids.reserve(table_.size());
     for (Id id = 0; id < table_.end(); ++id) {
       const Record record = table_.Get(id);
@@ -414,11 +413,15 @@ absl::Status SegmentStore::ClaimAll() {
       used_bytes_ += StoredBytes(record.payload_bytes, record.meta_bytes);
     }
     misplaced = ClaimEach(ids);
-    if (!misplaced.empty()) {
-      data_->FreeAll();
-      std::ranges::sort(ids, std::greater<>(), [this](Id id) { return table_.Get(id).sequence; });
-      misplaced = ClaimEach(ids);
-    }
+  }
+  if (!misplaced.empty()) {
+    SortNewestFirst(&ids);
+    base::MutexLock lock(mutex_);
+    data_->FreeAll();
+    misplaced = ClaimEach(ids);
+  }
+  {
+    base::MutexLock lock(mutex_);
     data_->EndClaims();
     for (const Id id : misplaced) {
       const Record record = table_.Get(id);
@@ -429,6 +432,38 @@ absl::Status SegmentStore::ClaimAll() {
     if (absl::Status status = DropAtOpen(id); !status.ok()) return status;
   }
   return absl::OkStatus();
+}
+
+// By the sequence numbers in their entries, which are read again in the order in which they lie; last, what cannot be
+// read any more.
+void SegmentStore::SortNewestFirst(std::vector<Id>* ids) {
+  struct Placed {
+    uint16_t slot;
+    uint64_t offset;
+    Id id;
+    auto operator<=>(const Placed&) const = default;
+  };
+  std::vector<Placed> placed;
+  std::vector<Log> logs;
+  Images images;
+  {
+    base::MutexLock lock(mutex_);
+    logs = logs_;
+    images = images_;
+    images.resize(logs.size());
+    for (const Id id : *ids) placed.push_back({table_.Get(id).log, table_.Get(id).log_offset, id});
+  }
+  std::ranges::sort(placed);
+  std::vector<std::pair<uint64_t, Id>> by_sequence;
+  std::optional<LogReader> reader;
+  for (const auto& [slot, offset, id] : placed) {
+    if (!reader.has_value() || reader->log() != logs[slot]) reader.emplace(directory_, logs[slot], images[slot]);
+    format::LogEntryView entry;
+    const absl::StatusOr<bool> read = reader->ReadAt(offset, &entry);
+    by_sequence.emplace_back(read.ok() && *read ? entry.sequence : 0, id);
+  }
+  std::ranges::sort(by_sequence, std::greater<>());
+  std::ranges::transform(by_sequence, ids->begin(), &std::pair<uint64_t, Id>::second);
 }
 
 // In this order; those that could not claim theirs.

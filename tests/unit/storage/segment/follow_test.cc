@@ -6,8 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "lib/base/bytes.h"
 #include "lib/base/random.h"
 #include "lib/base/status.h"
+#include "lib/storage/segment/record_table.h"
 #include "tests/support/temp_dir.h"
 #include "tests/unit/storage/segment/segment_fixture.h"
 
@@ -284,4 +286,66 @@ TEST_CASE("a journal that a checkpoint has replaced says nothing more, to whoeve
   CHECK(fs::exists(replaced));
   check(*Open(options));
   CHECK_FALSE(fs::exists(replaced));
+}
+
+namespace {
+
+// Of the last put of this key in the journal. As FORMAT.md has it, the sequence number is the eight bytes before it.
+uint64_t SequenceOf(const std::string& journal, const storage::Key& key) {
+  const std::string bytes = Slurp(journal);
+  const size_t at = bytes.rfind(std::string(base::AsText(key.bytes)));
+  REQUIRE(at != std::string::npos);
+  return base::LoadLittleEndian<uint64_t>(base::AsBytes(bytes).data() + at - 8);
+}
+
+}  // namespace
+
+TEST_CASE("a record put again at its place passes for the old one by 8 bits of its writing, and no further") {
+  TempDir directory;
+  const std::string root = directory / "store";
+  storage::SegmentOptions options = Options(root);
+  options.segment_bytes = 8 << 20;
+  const Store writer = Open(options);
+  const std::string journal = root + "/journal-0001.log";
+  const auto put = [&](uint64_t key, const std::string& payload, const std::string& meta) {
+    REQUIRE(PutNow(*writer, KeyOf(key), payload, meta).status.ok());
+  };
+  const auto sync = [&] { REQUIRE(writer->Sync().ok()); };
+  // More than half of the store: it lies at one place whenever it is put.
+  const auto payload_of = [](char letter) { return std::string(5 << 20, letter); };
+  put(1, payload_of('1'), "one");
+  sync();
+  const uint64_t first = SequenceOf(journal, KeyOf(1));
+  const Store reader = OpenReadOnly(root);
+  Told told;
+  REQUIRE(Follow(*reader, &told) == 1);
+
+  // Writes it anew under a number of which `same` bits are the first one's, and makes the reader compare.
+  const auto put_again = [&](const std::string& journal_now, char letter, const std::string& meta, bool same) {
+    REQUIRE(writer->Remove(KeyOf(1)).ok());
+    sync();
+    put(2, "", "");
+    sync();
+    const uint64_t before = SequenceOf(journal_now, KeyOf(2));
+    uint64_t next = before + 1;
+    const auto equal = [&] { return storage::RecordTable::WritingOf(next) == storage::RecordTable::WritingOf(first); };
+    for (; equal() != same; ++next) put(3, "", "");
+    put(1, payload_of(letter), meta);
+    sync();
+    REQUIRE(SequenceOf(journal_now, KeyOf(1)) == next);
+    const uint64_t checkpoints = writer->stats().checkpoints;
+    for (uint64_t i = 100; writer->stats().checkpoints == checkpoints; ++i) {
+      put(i, "", std::string(4000, 'm'));
+      if (i % 50 == 0) sync();
+    }
+    Follow(*reader, &told);
+    CHECK(told.contains(KeyOf(2)));
+    CHECK(told.contains(KeyOf(100)));
+    // What lies there is read in either case: no bytes of the old one.
+    CHECK(ReadNow(*reader, KeyOf(1)).value() == payload_of(letter));
+  };
+  put_again(journal, '2', "two", true);
+  CHECK(told.at(KeyOf(1)) == "one");
+  put_again(root + "/journal-0002.log", '3', "three", false);
+  CHECK(told.at(KeyOf(1)) == "three");
 }
