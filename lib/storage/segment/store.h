@@ -214,6 +214,7 @@ class SegmentStore {
   };
   bool Apply(std::vector<ReadEntry>* entries) ABSL_EXCLUSIVE_LOCKS_REQUIRED(flush_mutex_);
   static Record RecordOf(const format::LogEntryView& entry, uint16_t log, uint64_t offset);
+  // Its end (store_claim.cc).
   absl::Status ClaimAll();
   void SortNewestFirst(std::vector<Id>* ids);
   std::vector<Id> ClaimEach(std::span<const Id> ids) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
