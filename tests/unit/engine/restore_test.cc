@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lookup, plan and restore over memory and over a storage that fails: every mode, any position, every read damaged
 // once.
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <set>
@@ -528,6 +529,41 @@ TEST_CASE("a record that was stored again by another placement is found out") {
   CHECK(restored.result.plan.reason == Reason::kForeign);
   CHECK(store.stats().reads_stale + store.stats().reads_foreign == 1);
   CHECK(store.Lookup(tokens)->plan().usable_tokens == 0);
+}
+
+TEST_CASE("a key under which another prompt's record lies is a miss, and the other prompt is served") {
+  Store store(RowsLayout());
+  store.Open();
+  const Tokens mine = MakeTokens(13, 6), other = MakeTokens(13, 7);
+  store.StorePrompt(mine);
+  std::vector<kvstrata::core::storage::ListEntry> mine_entries, entries;
+  REQUIRE(ListAll(store.memory(), 100, &mine_entries).ok());
+  store.StorePrompt(other);
+  REQUIRE(ListAll(store.memory(), 100, &entries).ok());
+  const auto is_first_run = [](const kvstrata::core::storage::ListEntry& entry) {
+    const auto meta = kvstrata::core::format::DecodeRecordMeta(entry.meta);
+    return meta.ok() && meta->identity.kind == kvstrata::core::format::RecordKind::kBlock &&
+           meta->identity.position == 4;
+  };
+  // As a store leaves it that took the one's key for the other's: what was put last is found under both.
+  const auto lost = std::ranges::find_if(mine_entries, is_first_run);
+  REQUIRE(lost != mine_entries.end());
+  const auto found =
+      std::ranges::find_if(entries, [&](const auto& entry) { return is_first_run(entry) && entry.key != lost->key; });
+  REQUIRE(found != entries.end());
+  const std::string payload = ReadNow(store.memory(), found->key).value();
+  REQUIRE(PutNow(store.memory(), lost->key, payload, base::AsText(found->meta)).status.ok());
+
+  const auto match = store.Lookup(mine);
+  REQUIRE(match->plan().usable_tokens == 12);
+  const Restored restored = store.Restore(*match, mine);
+  CHECK(restored.result.plan.usable_tokens == 0);
+  CHECK(restored.result.plan.reason == Reason::kForeign);
+  CHECK(store.stats().reads_stale + store.stats().reads_foreign == 1);
+  CHECK(store.Lookup(mine)->plan().usable_tokens == 0);
+  const auto other_match = store.Lookup(other);
+  CHECK(other_match->plan().usable_tokens == 12);
+  CHECK(store.Restore(*other_match, other).result.plan.usable_tokens == 12);
 }
 
 TEST_CASE("the first differing token is told from the stored continuations") {
