@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "lib/base/bytes.h"
+#include "lib/base/copy.h"
 
 namespace kvstrata::benchmarks {
 namespace {
@@ -120,6 +121,14 @@ void RawFile::RunThreads(const Move& move) {
 
 void RawFile::Write() {
   RunThreads([](int fd, std::byte* memory, size_t bytes, off_t at) { return pwrite(fd, memory, bytes, at); });
+  if (fdatasync(fd_) != 0) Fail("a raw flush failed");
+}
+
+void RawFile::WriteCopied(const std::byte* source) {
+  RunThreads([source](int fd, std::byte* memory, size_t bytes, off_t at) {
+    core::base::CopyBytes(memory, source + static_cast<size_t>(at) / bytes * kUnitBytes, bytes);
+    return pwrite(fd, memory, bytes, at);
+  });
   if (fdatasync(fd_) != 0) Fail("a raw flush failed");
 }
 

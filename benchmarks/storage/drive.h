@@ -88,6 +88,9 @@ class RawFile {
 
   // All of them, once, flushed.
   void Write();
+  // Each record copied before it is written, the next one from a unit further on: the most that a store could do whose
+  // callers' memory no drive can write from. `source` has as many units more than a record as there are records.
+  void WriteCopied(const std::byte* source);
   void Read();
 
  private:
