@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <deque>
 #include <filesystem>
 #include <system_error>
 #include <thread>
@@ -22,6 +23,8 @@ namespace kvstrata::benchmarks {
 namespace {
 
 constexpr size_t kHugePageBytes = 2u << 20;
+// What is read, and what has been and is not used yet.
+constexpr size_t kRooms = kInFlight + kInFlight / 2;
 
 }  // namespace
 
@@ -95,7 +98,7 @@ void Window::Finish() {
 RawFile::RawFile(const std::string& path, uint64_t records, uint64_t record_bytes)
     : records_(records),
       record_bytes_(record_bytes),
-      memory_(HugePages(kInFlight * record_bytes)),
+      memory_(HugePages(kRooms * record_bytes)),
       ring_(core::storage::MakeIoUring(kInFlight)) {
   fd_ = open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
   if (fd_ < 0 || fallocate(fd_, 0, 0, static_cast<off_t>(records_ * record_bytes_)) != 0) Fail("no direct I/O here");
@@ -153,6 +156,46 @@ void RawFile::ReadRing() {
       begin(slot);
     });
     if (!going) Fail("a raw transfer failed");
+  }
+}
+
+void RawFile::ReadFor(const std::function<void(uint64_t number, core::base::ByteView record)>& use) {
+  if (ring_ == nullptr) Fail("no io_uring here");
+  std::array<iovec, kRooms> rooms;
+  std::array<uint64_t, kRooms> numbers{};
+  // The one that was used last is in the caches still.
+  std::vector<uint64_t> free;
+  for (size_t room = 0; room < kRooms; ++room) {
+    rooms[room] = {memory_ + room * record_bytes_, record_bytes_};
+    free.push_back(room);
+  }
+  std::deque<uint64_t> come;
+  uint64_t next = 0;
+  uint64_t in_flight = 0;
+  const auto refill = [&] {
+    for (; next < records_ && in_flight < kInFlight && !free.empty(); ++next, ++in_flight) {
+      const uint64_t room = free.back();
+      free.pop_back();
+      numbers[room] = next;
+      ring_->Add(fd_, {&rooms[room], 1}, next * record_bytes_, room);
+    }
+  };
+  for (uint64_t used = 0; used < records_; ++used) {
+    refill();
+    while (come.empty()) {
+      const bool going = ring_->Wait([&](uint64_t room, int64_t result) {
+        if (result != static_cast<int64_t>(record_bytes_)) Fail("a raw transfer failed");
+        come.push_back(room);
+        --in_flight;
+      });
+      if (!going) Fail("a raw transfer failed");
+    }
+    refill();
+    ring_->Begin();
+    const uint64_t room = come.front();
+    come.pop_front();
+    use(numbers[room], {memory_ + room * record_bytes_, record_bytes_});
+    free.push_back(room);
   }
 }
 

@@ -10,10 +10,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "lib/base/bytes.h"
 #include "lib/base/mutex.h"
 #include "lib/storage/read_ring.h"
 #include "lib/storage/storage.h"
@@ -92,6 +94,9 @@ class RawFile {
   // callers' memory no drive can write from. `source` has as many units more than a record as there are records.
   void WriteCopied(const std::byte* source);
   void Read();
+  // The same on one thread that hands each record to `use`, once the drive has its next reads: the most that anybody
+  // reaches who has something to do with what was read.
+  void ReadFor(const std::function<void(uint64_t number, core::base::ByteView record)>& use);
 
  private:
   template <typename Move>
