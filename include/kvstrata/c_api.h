@@ -599,6 +599,9 @@ typedef struct kvstrata_stats {
                                                           they take                                                */
   uint64_t packed_slices, off_grid_slices; /* what one stream has of one block, or of a snapshot: stored in a form of
                                               KVSTRATA_PACK_*, or off its grid                                     */
+  uint64_t unreadable_blocks; /* gauge: of 4096 bytes each, of the logs of a store in a directory, of all its lanes:
+                                 the drive refused to read them (EIO) when they were opened. What they told of is not
+                                 found, and can be stored again                                                    */
 } kvstrata_stats;
 
 /* No I/O. Gauges of staging memory are read after the others: no sum over both need be exact. */

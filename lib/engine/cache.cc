@@ -294,6 +294,7 @@ Stats Cache::stats() {
   out.pinned_bytes = pinned_bytes_;
   out.pin_capacity_bytes = max_pinned_bytes_;
   AddTier(options_.storage->Tier(), &out);
+  out.unreadable_blocks = options_.storage->UnreadableBlocks();
   const StagingPool::Usage usage = staging_->usage();
   out.staging_bytes = usage.used;
   out.staging_peak_bytes = usage.peak;

@@ -43,6 +43,7 @@ struct Stats {
   uint64_t memory_bypasses = 0, memory_lost = 0;
   uint64_t compressed_from_bytes = 0, compressed_to_bytes = 0;
   uint64_t packed_slices = 0, off_grid_slices = 0;
+  uint64_t unreadable_blocks = 0;
 };
 
 }  // namespace kvstrata::core::engine

@@ -269,6 +269,10 @@ class Storage {
   // where there is no such medium, where it cannot be asked, or where puts take nothing from it.
   virtual std::optional<uint64_t> FreeBytes() const { return std::nullopt; }
 
+  // Of 4096 bytes each, of what says where the records are: the medium refused to read them when that was opened. What
+  // they told of is lost.
+  virtual uint64_t UnreadableBlocks() const { return 0; }
+
   // The record where this storage has it in memory, without a copy; null where it has not, and after Close. Not a get:
   // it never reads from a medium.
   virtual std::shared_ptr<HeldRecord> Hold(const Key& /*key*/) { return nullptr; }

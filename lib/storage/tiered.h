@@ -75,6 +75,7 @@ class TieredStorage final : public Storage {
   }
   uint64_t UsedBytes() const override;
   std::optional<uint64_t> FreeBytes() const override { return lower_->FreeBytes(); }
+  uint64_t UnreadableBlocks() const override { return lower_->UnreadableBlocks(); }
   std::shared_ptr<HeldRecord> Hold(const Key& key) override;
   void CountHeldRead(uint64_t bytes) override;
   std::optional<TierStats> Tier() const override;

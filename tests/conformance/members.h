@@ -109,6 +109,7 @@ static const answer_member kAnswerMembers[] = {
     {"kvstrata_stats", "compressed_to_bytes", 736, 8, 1, 'u'},
     {"kvstrata_stats", "packed_slices", 744, 8, 1, 'u'},
     {"kvstrata_stats", "off_grid_slices", 752, 8, 1, 'u'},
+    {"kvstrata_stats", "unreadable_blocks", 760, 8, 1, 'u'},
     {"kvstrata_verify_info", "struct_size", 0, 4, 1, 'u'},
     {"kvstrata_verify_info", "reserved0", 4, 4, 1, 'u'},
     {"kvstrata_verify_info", "records", 8, 8, 1, 'u'},

@@ -484,6 +484,7 @@ class kvstrata_stats(Structure):
         ("compressed_to_bytes", c_uint64),
         ("packed_slices", c_uint64),
         ("off_grid_slices", c_uint64),
+        ("unreadable_blocks", c_uint64),
     ]
 
 

@@ -244,6 +244,12 @@ uint64_t LaneStorage::UsedBytes() const {
   return bytes;
 }
 
+uint64_t LaneStorage::UnreadableBlocks() const {
+  uint64_t blocks = own_ != nullptr ? own_->UnreadableBlocks() : 0;
+  for (const Other& other : *others()) blocks += other.store->UnreadableBlocks();
+  return blocks;
+}
+
 absl::Status LaneStorage::Close(std::chrono::nanoseconds patience) {
   if (getpid() != owner_) return CheckUsable();
   const auto begin = std::chrono::steady_clock::now();

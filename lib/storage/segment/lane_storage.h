@@ -52,6 +52,8 @@ class LaneStorage final : public Storage {
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override;
   // The own lane's; a reader's is the sum of all.
   uint64_t UsedBytes() const override;
+  // Of all lanes.
+  uint64_t UnreadableBlocks() const override;
   absl::Status Close(std::chrono::nanoseconds patience) override;
 
   // Nothing for a reader.

@@ -191,6 +191,8 @@ uint64_t SegmentStorage::StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes
 
 uint64_t SegmentStorage::UsedBytes() const { return state_->store->UsedBytes(); }
 
+uint64_t SegmentStorage::UnreadableBlocks() const { return state_->store->stats().unreadable_blocks; }
+
 absl::Status SegmentStorage::Close(std::chrono::nanoseconds patience) {
   if (absl::Status status = state_->gate.Close(patience); !status.ok()) return status;
   base::MutexLock lock(state_->close_mutex);

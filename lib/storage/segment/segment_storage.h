@@ -73,6 +73,7 @@ class SegmentStorage final : public Storage {
   Capabilities capabilities() const override;
   uint64_t StoredBytes(uint64_t payload_bytes, uint64_t meta_bytes) const override;
   uint64_t UsedBytes() const override;
+  uint64_t UnreadableBlocks() const override;
   // Flushes as well. Once it has succeeded, another writer may open the directory.
   absl::Status Close(std::chrono::nanoseconds patience) override;
 

@@ -3,9 +3,12 @@
 #include <string>
 
 #include "lib/base/status.h"
+#include "lib/storage/tiered.h"
+#include "tests/support/bad_block_os.h"
 #include "tests/support/blocking_storage.h"
 #include "tests/support/catch.hpp"
-#include "tests/unit/engine/engine_fixture.h"
+#include "tests/support/temp_dir.h"
+#include "tests/unit/engine/lane_store.h"
 
 using namespace kvstrata::test;
 namespace base = kvstrata::core::base;
@@ -111,4 +114,43 @@ TEST_CASE("after a flush has failed nothing is called durable until the next ope
     CHECK(commit(4) == Code::kOk);
     CHECK(store.cache().Sync().ok());
   }
+}
+
+TEST_CASE("a store whose log has a block that cannot be read opens without what is in it, and says so") {
+  TempDir directory(TempDir::Place::kMemory);
+  std::vector<Tokens> prompts;
+  for (uint64_t i = 0; i < 40; ++i) prompts.push_back(MakeTokens(70, 100 + i));
+  BadBlockOs os;
+  LaneStore store(directory.path(), 0);
+  for (const Tokens& tokens : prompts) store.StoreDurably(tokens);
+  const uint64_t whole = store.RestoredTokens(prompts[0]);
+  REQUIRE(whole >= 64);
+  CHECK(store.stats().unreadable_blocks == 0);
+  store.Close();
+  // A flush is a block here, and the first ones are the store's and the namespace's own.
+  os.Refuse("journal-0001.log", 20);
+  store.open_storage = [&] {
+    storage::SegmentOptions given;
+    given.path = directory.path();
+    given.capacity_bytes = 4 << 20;
+    given.flush_ms = 0;
+    given.os = &os;
+    auto lanes = storage::LaneStorage::Open(given, 0);
+    REQUIRE(lanes.ok());
+    storage::TieredOptions tiers;
+    tiers.lower = *std::move(lanes);
+    tiers.memory_bytes = 1 << 20;
+    return std::shared_ptr<storage::Storage>(storage::TieredStorage::Open(std::move(tiers)).value());
+  };
+  store.Open();
+  CHECK(store.stats().unreadable_blocks == 1);
+  size_t found = 0;
+  for (const Tokens& tokens : prompts) {
+    const uint64_t restored = store.RestoredTokens(tokens);  // every byte of it is compared
+    CHECK((restored == whole || restored == 0));
+    found += restored == whole ? 1 : 0;
+  }
+  CHECK(found == prompts.size() - 1);
+  for (const Tokens& tokens : prompts) store.StorePrompt(tokens);
+  for (const Tokens& tokens : prompts) CHECK(store.RestoredTokens(tokens) == whole);
 }

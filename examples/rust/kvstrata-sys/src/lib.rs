@@ -656,6 +656,7 @@ pub struct kvstrata_stats {
     pub compressed_to_bytes: u64,
     pub packed_slices: u64,
     pub off_grid_slices: u64,
+    pub unreadable_blocks: u64,
 }
 impl Default for kvstrata_stats {
     fn default() -> Self {

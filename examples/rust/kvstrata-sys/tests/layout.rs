@@ -239,7 +239,7 @@ fn kvstrata_close_info_is_laid_out_as_in_c() {
 
 #[test]
 fn kvstrata_stats_is_laid_out_as_in_c() {
-    assert_eq!(size_of::<kvstrata_stats>(), 760);
+    assert_eq!(size_of::<kvstrata_stats>(), 768);
     assert_eq!(offset_of!(kvstrata_stats, struct_size), 0);
     assert_eq!(offset_of!(kvstrata_stats, reserved0), 4);
     assert_eq!(offset_of!(kvstrata_stats, lookups), 8);
@@ -321,6 +321,7 @@ fn kvstrata_stats_is_laid_out_as_in_c() {
     assert_eq!(offset_of!(kvstrata_stats, compressed_to_bytes), 736);
     assert_eq!(offset_of!(kvstrata_stats, packed_slices), 744);
     assert_eq!(offset_of!(kvstrata_stats, off_grid_slices), 752);
+    assert_eq!(offset_of!(kvstrata_stats, unreadable_blocks), 760);
 }
 
 #[test]
