@@ -2,6 +2,7 @@
 #include "lib/format/segment.h"
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -213,7 +214,10 @@ void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vec
   AppendEntry(view, salt, offset, out);
 }
 
-absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offset, LogEntryView* entry) {
+namespace {
+
+// Without a seed its checksum is not looked at.
+absl::Status ParseEntry(base::ByteView bytes, std::optional<uint64_t> seed, LogEntryView* entry) {
   if (bytes.size() < kEntryHeadBytes) return base::Corrupt("entry", "ends before its head");
   const uint32_t size = base::LoadLittleEndian<uint32_t>(bytes.data());
   if (size < kEntryHeadBytes || size > kMaxEntryBytes || size > bytes.size()) {
@@ -230,7 +234,7 @@ absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offse
   reader.Read(&checksum);
   reader.Read(&entry->sequence);
   ReadArray(&reader, entry->key);
-  if (ChecksumOf(whole, SeedAt(salt, offset)) != checksum) return base::Corrupt("checksum", "does not match");
+  if (seed.has_value() && ChecksumOf(whole, *seed) != checksum) return base::Corrupt("checksum", "does not match");
   if (kind != static_cast<uint8_t>(EntryKind::kPut) && kind != static_cast<uint8_t>(EntryKind::kRemove)) {
     return base::Corrupt("kind", std::to_string(kind));
   }
@@ -255,6 +259,14 @@ absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offse
   entry->entry_bytes = size;
   return absl::OkStatus();
 }
+
+}  // namespace
+
+absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offset, LogEntryView* entry) {
+  return ParseEntry(bytes, SeedAt(salt, offset), entry);
+}
+
+bool ViewEntryAgain(base::ByteView bytes, LogEntryView* entry) { return ParseEntry(bytes, std::nullopt, entry).ok(); }
 
 bool LooksLikeEntry(base::ByteView bytes) {
   if (bytes.size() < kEntryHeadBytes) return false;

@@ -135,6 +135,8 @@ void AppendEntry(const LogEntry& entry, uint64_t salt, uint64_t offset, std::vec
 absl::StatusOr<LogEntry> DecodeEntry(base::ByteView bytes, uint64_t salt, uint64_t offset, uint64_t* entry_bytes);
 // The same without a copy of the meta. `*entry` is unspecified on failure.
 absl::Status DecodeEntryView(base::ByteView bytes, uint64_t salt, uint64_t offset, LogEntryView* entry);
+// For bytes that have passed DecodeEntryView and that nobody has written to since: without their checksum.
+bool ViewEntryAgain(base::ByteView bytes, LogEntryView* entry);
 // Whether the kind and the sizes at the beginning of `bytes` agree as those of an entry do: to look for one quickly.
 bool LooksLikeEntry(base::ByteView bytes);
 

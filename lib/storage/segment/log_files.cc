@@ -123,6 +123,13 @@ absl::Status SyncFolder(const Directory& directory) {
 
 // ---- Reading -------------------------------------------------------------------------------------------------------
 
+// A log's number, by which images are kept, goes to another once a checkpoint has replaced it.
+LogReader::LogReader(const Directory& directory, Log log, std::shared_ptr<LogImage> image, size_t window_bytes)
+    : directory_(directory),
+      log_(std::move(log)),
+      image_(image != nullptr && image->log() == log_ ? std::move(image) : nullptr),
+      window_bytes_(window_bytes) {}
+
 absl::StatusOr<base::ByteView> LogReader::View(uint64_t offset, size_t bytes) {
   if (image_ != nullptr) {
     if (const std::optional<base::ByteView> view = image_->View(offset, bytes); view.has_value()) return *view;
@@ -189,6 +196,11 @@ absl::StatusOr<bool> LogReader::ReadAt(uint64_t offset, format::LogEntryView* en
   const absl::StatusOr<base::ByteView> view = View(offset, format::kMaxEntryBytes);
   if (!view.ok()) return view.status();
   return format::DecodeEntryView(*view, log_->header.salt, offset, entry).ok();
+}
+
+absl::StatusOr<bool> LogReader::ReadAgain(uint64_t offset, format::LogEntryView* entry) {
+  const auto view = image_ == nullptr ? std::nullopt : image_->View(offset, format::kMaxEntryBytes);
+  return view.has_value() ? format::ViewEntryAgain(*view, entry) : ReadAt(offset, entry);
 }
 
 absl::StatusOr<bool> LogReader::Next(bool live, uint64_t* offset, uint64_t* at, bool* torn,

@@ -61,9 +61,9 @@ class LogReader {
   // Read at once: large enough that reading a log costs as much as copying it.
   static constexpr size_t kWindowBytes = 256 * 1024;
   // `image`: the log's, as far as it has been read already, or null. `window_bytes`: an entry's most, at least.
+  // `image`, if there is one and it is of this log, has what can be read already.
   LogReader(const Directory& directory, Log log, std::shared_ptr<LogImage> image = nullptr,
-            size_t window_bytes = kWindowBytes)
-      : directory_(directory), log_(std::move(log)), image_(std::move(image)), window_bytes_(window_bytes) {}
+            size_t window_bytes = kWindowBytes);
 
   // From now on a block that the drive refuses to read is one of the log's bad ones, and bytes that are no entry stand
   // in its place. Otherwise it is an error, unless it was one of them before. Only for who opens the log: nobody else
@@ -72,6 +72,8 @@ class LogReader {
   // False where no intact entry begins at `offset`: a journal's end, or damage. Its meta stays until the next call.
   // An error only where the file could not be read.
   absl::StatusOr<bool> ReadAt(uint64_t offset, format::LogEntryView* entry);
+  // The same of an entry that a reader of this image has found before: from there it comes without being proven again.
+  absl::StatusOr<bool> ReadAgain(uint64_t offset, format::LogEntryView* entry);
   // The entry at `*offset` or, where a journal's flush ended there, at the next block, or else the first one behind the
   // damage; `*at` is where. `*offset` moves behind it, or stays at the end, where there is none: false. `*torn` is set
   // when something that is no entry lay in between. `live`: a journal whose writer may be adding to it; what looks like

@@ -33,6 +33,7 @@ class LogImage {
   LogImage(const LogImage&) = delete;
   LogImage& operator=(const LogImage&) = delete;
 
+  const Log& log() const { return log_; }
   // Of the file when reading began.
   uint64_t file_bytes() const { return file_bytes_; }
   // Bytes [offset, offset + bytes), fewer at the end of the file; waits until they are there. Nothing where they could

@@ -187,7 +187,7 @@ absl::Status SegmentStore::Visit(absl::FunctionRef<void(const RecordView& record
       absl::StatusOr<bool> read = false;
       if (log != nullptr) {  // else its entry was found damaged when a checkpoint was written
         if (!reader.has_value() || reader->log() != log) reader.emplace(directory_, log, images[record.log]);
-        read = reader->ReadAt(record.log_offset, &entry);
+        read = reader->ReadAgain(record.log_offset, &entry);
         if (!read.ok()) return read.status();
       }
       if (*read && IsEntryOf(record.kept_hash, entry)) {

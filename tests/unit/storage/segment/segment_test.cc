@@ -329,6 +329,30 @@ TEST_CASE("journals end in a checkpoint, and what they held stays, also where it
   }
 }
 
+TEST_CASE("a listing that begins after checkpoints have replaced the logs of the opening is whole") {
+  TempDir directory(TempDir::Place::kMemory);
+  storage::SegmentOptions options = Options(directory / "store");
+  options.journal_bytes = 20'000;
+  {
+    const Store store = Open(options);
+    for (uint64_t i = 0; i < 100; ++i) REQUIRE(PutNow(*store, KeyOf(i), "old", "meta of old").status.ok());
+  }
+  const Store store = Open(options);
+  const uint64_t before = store->stats().checkpoints;
+  for (uint64_t i = 0; store->stats().checkpoints < before + 4; ++i) {
+    REQUIRE(PutNow(*store, KeyOf(200 + i % 50), "new", "meta " + std::to_string(i)).status.ok());
+    if (i % 20 == 0) REQUIRE(store->Sync().ok());
+  }
+  uint64_t old_ones = 0, new_ones = 0, skipped = 0;
+  const auto visit = [&](const storage::RecordView& record) {
+    (base::AsText(record.meta) == "meta of old" ? old_ones : new_ones) += 1;
+  };
+  REQUIRE(store->Visit(visit, &skipped).ok());
+  CHECK(old_ones == 100);
+  CHECK(new_ones == 50);
+  CHECK(skipped == 0);
+}
+
 TEST_CASE("what was put a while ago becomes durable by itself") {
   TempDir directory(TempDir::Place::kMemory);
   storage::SegmentOptions options = Options(directory / "store");
