@@ -29,6 +29,8 @@
 #include <atomic>
 #include <bit>
 #include <cstdint>
+#include <memory>
+#include <new>
 
 #include "lib/base/chunked_array.h"
 
@@ -66,11 +68,27 @@ class ChainIndex {
     bucket_count_.store(count, std::memory_order_release);
   }
 
+  // The same until EndBulk, while nobody else looks: with 4 bytes an element that tell of most hashes that none has
+  // come. What is new to an index of millions then comes in without a look at a chain, each step of which would wait
+  // for memory. Where memory is short for it, MayHaveMet knows nothing.
+  void BeginBulk(uint64_t elements) {
+    Reserve(elements);
+    const uint64_t words = std::bit_ceil(elements * kMetBits / kWordBits + 1);
+    met_.reset(new (std::nothrow) uint64_t[words]());
+    met_mask_ = words * kWordBits - 1;
+  }
+  void EndBulk() { met_.reset(); }
+  // In bulk: false where no element of this hash has come.
+  bool MayHaveMet(uint64_t hash) const {
+    return met_ == nullptr || (met_[(hash & met_mask_) / kWordBits] >> hash % kWordBits & 1) != 0;
+  }
+
   // For who knows beforehand what will be looked for: brings what Find looks at first nearer. PrefetchChain waits for
-  // the bucket, and is called when that has had time to come.
+  // the bucket, and is called when that has had time to come; in bulk there is little to gain by it.
   void PrefetchBucket(uint64_t hash) const {
     const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
     if (count != 0) __builtin_prefetch(&buckets_[BucketOf(hash, count)], 1);
+    if (met_ != nullptr) __builtin_prefetch(&met_[(hash & met_mask_) / kWordBits], 1);
   }
   void PrefetchChain(uint64_t hash) const {
     const uint64_t count = bucket_count_.load(std::memory_order_relaxed);
@@ -79,7 +97,7 @@ class ChainIndex {
     if (IsElement(index)) links_.Prefetch(index);
   }
 
-  // The element of this hash for which `same(index)` holds, or kNone.
+  // The element of this hash for which `same(index)` holds, or kNone. Where many are new: MayHaveMet first.
   template <typename Same>
   uint32_t Find(uint64_t hash, Same&& same) const {
     const uint64_t count = bucket_count_.load(std::memory_order_acquire);
@@ -118,6 +136,7 @@ class ChainIndex {
   void Insert(uint32_t index, uint64_t hash, uint64_t count) {
     const Change change(version_);
     if (count > kLoad * bucket_count_.load(std::memory_order_relaxed)) SplitBucket();
+    if (met_ != nullptr) met_[(hash & met_mask_) / kWordBits] |= uint64_t{1} << hash % kWordBits;
     std::atomic<uint32_t>& head = BucketFor(hash);
     links_.SetNext(index, head.load(std::memory_order_relaxed));
     head.store(index, std::memory_order_release);
@@ -152,6 +171,9 @@ class ChainIndex {
 
  private:
   static constexpr uint32_t kCheckSteps = 64;
+  static constexpr uint64_t kWordBits = 64;
+  // So many for each element: of what is new, one in it is looked for in vain.
+  static constexpr uint64_t kMetBits = 32;
   static constexpr uint64_t kLeastBuckets = uint64_t{1} << kToldBits;
 
   static bool IsElement(uint32_t link) { return link < kFirstEnd; }
@@ -204,6 +226,8 @@ class ChainIndex {
   ChunkedArray<std::atomic<uint32_t>, 6> buckets_;  // first element of each chain
   std::atomic<uint64_t> bucket_count_{0};
   std::atomic<uint64_t> version_{0};
+  std::unique_ptr<uint64_t[]> met_;  // in bulk: a bit for each hash that was inserted, as far as it tells them apart
+  uint64_t met_mask_ = 0;
 };
 
 }  // namespace kvstrata::core::base

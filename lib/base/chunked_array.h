@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A flat array that grows by whole chunks and never moves an element: growing costs one chunk, not a copy of
 // everything. Owns its chunks; elements start as value-initialised and are destroyed without a word. Where room for
-// many is made at one time, chunks come in pieces of a huge page, by advice: who builds an index of millions at once
+// many is made or expected, chunks come in pieces of a huge page, by advice: who builds an index of millions at once
 // then does not pay for each page of 4 KiB, nor for finding it again.
 //
 // Thread rule: one writer at a time. Others may read elements beside it, provided that an element's number reached them
@@ -12,6 +12,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -58,11 +59,13 @@ class ChunkedArray {
   // Makes elements [0, count) addressable. False when memory runs out; nothing has changed then, or only grown.
   bool Reserve(uint64_t count) {
     while (capacity() < count) {
-      const bool many = kPieceChunks > 0 && count - capacity() >= kPieceChunks * kChunk;
+      const bool many = kPieceChunks > 0 && std::max(count, expected_) >= capacity() + kPieceChunks * kChunk;
       if (many ? !AddPiece() : !AddChunk()) return false;
     }
     return true;
   }
+  // So many will be reserved by and by: until then memory comes in large pieces, just before its elements are used.
+  void Expect(uint64_t count) { expected_ = count; }
 
   // A directory has one pointer a chunk and one to the directory before it; those that were outgrown are together as
   // long as the last.
@@ -137,6 +140,7 @@ class ChunkedArray {
   uint64_t directory_words_ = 0;
   Piece* pieces_ = nullptr;  // the newest
   uint64_t piece_count_ = 0;
+  uint64_t expected_ = 0;
 };
 
 }  // namespace kvstrata::core::base

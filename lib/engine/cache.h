@@ -276,7 +276,6 @@ class Cache : public std::enable_shared_from_this<Cache> {
   void RecoverRuns(const FoundRuns& runs, const std::set<format::NamespaceId>& later_lives, const SavedUses& saved,
                    std::vector<Removal>* removals);
   static void BeginBulk(const FoundRuns& runs, const std::vector<NameSpace*>& spaces);
-  static void PrefetchRun(const FoundRuns& runs, uint64_t i, const std::vector<NameSpace*>& spaces);
   void RecoverSnapshots(std::vector<format::RecordMeta> metas, const std::set<format::NamespaceId>& later_lives,
                         const SavedUses& saved, std::vector<Removal>* removals);
   absl::StatusOr<std::vector<std::byte>> ReadOnlySlice(const format::RecordMeta& meta, uint64_t most_bytes);

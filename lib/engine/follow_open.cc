@@ -10,9 +10,8 @@
 namespace kvstrata::core::engine {
 namespace {
 
-// Records before its turn that the index is told of a run's first block: its bucket first, then the chain on it.
+// Records before its turn that the index is told of a run's first block.
 constexpr uint32_t kBucketAhead = 16;
-constexpr uint32_t kChainAhead = 8;
 
 absl::Status NoMemory() { return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for others' records"); }
 
@@ -70,7 +69,6 @@ void Cache::AdoptListedRuns() {
     trie::Trie& trie = space->second.first->trie;
     if (number + kBucketAhead < others_.end()) {
       trie.PrefetchBucket(others_.At(number + kBucketAhead)->key);
-      trie.PrefetchChain(others_.At(number + kChainAhead)->key);
     }
     if (!AdoptListedRun(*space->second.first, &record)) early.push_back(&record);
   }

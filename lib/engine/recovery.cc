@@ -20,9 +20,8 @@ namespace {
 
 constexpr uint32_t kEpochShift = 32;  // sequence = epoch << 32 | counter: 4 Gi placements an open
 constexpr uint64_t kMaxNamespaceRecordBytes = 16u << 20;
-// Blocks before its turn that the index is told of one: its bucket first, then the chain that hangs on it.
+// Blocks before its turn that the index is told of one.
 constexpr uint64_t kBucketAhead = 16;
-constexpr uint64_t kChainAhead = 8;
 
 // Of writing, in which they mostly come; each once, since a storage may list a record more than once.
 void PutInOrder(std::vector<format::RecordMeta>* metas) {
@@ -216,7 +215,10 @@ void Cache::RecoverRuns(const FoundRuns& runs, const std::set<format::NamespaceI
   };
   std::vector<uint64_t> early;  // before their parents, if these are there at all
   for (uint64_t i = 0; i < runs.size(); ++i) {
-    PrefetchRun(runs, i, spaces);
+    if (i + kBucketAhead < runs.size()) {
+      const FoundRun& ahead = runs[i + kBucketAhead];
+      if (spaces[ahead.life] != nullptr) spaces[ahead.life]->trie.PrefetchBucket(ahead.key);
+    }
     const FoundRun& run = runs[i];
     const uint64_t bytes = bytes_of(run);
     if (spaces[run.life] == nullptr && LeaveAlone(later_lives, runs.lives()[run.life], bytes)) continue;
@@ -245,14 +247,6 @@ void Cache::BeginBulk(const FoundRuns& runs, const std::vector<NameSpace*>& spac
   }
 }
 
-// What the runs behind number `i` will be looked for with: of those of one block, of which there are many.
-void Cache::PrefetchRun(const FoundRuns& runs, uint64_t i, const std::vector<NameSpace*>& spaces) {
-  if (i + kBucketAhead >= runs.size()) return;
-  const FoundRun &far = runs[i + kBucketAhead], &near = runs[i + kChainAhead];
-  if (spaces[far.life] != nullptr) spaces[far.life]->trie.PrefetchBucket(far.key);
-  if (spaces[near.life] != nullptr) spaces[near.life]->trie.PrefetchChain(near.key);
-}
-
 // Its own blocks, as far as the index takes them; how many that was.
 uint32_t Cache::RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundRun& run, uint64_t bytes, uint64_t tick,
                            const SavedUses& saved) {
@@ -270,12 +264,12 @@ uint32_t Cache::RecoverRun(NameSpace& space, const FoundRuns& runs, const FoundR
   }
   if (run.coded) space.has_coded = true;
   const std::span<const base::BlockDigest> more = runs.More(run);
-  for (const base::BlockDigest& key : more) space.trie.PrefetchBucket(key);
+  for (size_t i = 0; i < std::min<size_t>(more.size(), kBucketAhead); ++i) space.trie.PrefetchBucket(more[i]);
   const uint32_t blocks = run.blocks, most = runs.OwnBlocks(run);
   const bool known = saved.Block(run.sequence, 0) != nullptr;
   uint32_t taken = 0;
   for (; taken < most; ++taken) {
-    if (taken + kChainAhead < more.size()) space.trie.PrefetchChain(more[taken + kChainAhead]);
+    if (taken + kBucketAhead < more.size()) space.trie.PrefetchBucket(more[taken + kBucketAhead]);
     const base::BlockDigest& key = taken == 0 ? run.key : more[taken - 1];
     trie::BlockWorth worth;
     uint32_t expires_at = 0;

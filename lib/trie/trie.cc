@@ -231,11 +231,17 @@ void Trie::BeginBulk(uint64_t blocks) {
   if (!EnsureRoot() || node_count_ != 1) return;
   blocks = std::min(blocks, options_.max_blocks);
   in_bulk_ = true;
-  static_cast<void>(nodes_.Reserve(blocks + 1));
-  hash_.Reserve(blocks);
+  nodes_.Expect(blocks + 1);
+  hash_.BeginBulk(blocks);
 }
 
 uint32_t Trie::FindIndex(const BlockKey& key) const {
+  if (in_bulk_) {
+    // Most blocks come right behind their parents; and most that come are new.
+    const auto newest = static_cast<uint32_t>(node_count_ - 1);
+    if (newest != 0 && KeyOf(nodes_[newest]) == key) return newest;
+    if (!hash_.MayHaveMet(key.digest.lo)) return kNone;
+  }
   return hash_.Find(key.digest.lo, [&](uint32_t at) { return KeyOf(nodes_[at]) == key; });
 }
 

@@ -46,14 +46,13 @@ void Trie::HeapSiftDown(uint32_t position) {
 // Children come behind their parents, since none of the slots had been used before.
 void Trie::EndBulk() {
   if (!std::exchange(in_bulk_, false)) return;
+  hash_.EndBulk();
+  nodes_.Expect(0);
   for (uint64_t i = node_count_ - 1; i > 0; --i) {
     const Node& node = nodes_[i];
     Node& above = nodes_[node.up()];
     if (above.heat < node.heat) above.heat = node.heat;
-  }
-  for (uint64_t i = 1; i < node_count_; ++i) {
-    const bool is_leaf = !nodes_[i].has_children() && !nodes_[i].pinned();
-    if (is_leaf) HeapPlace(heap_size_++, static_cast<uint32_t>(i));
+    if (!node.has_children() && !node.pinned()) HeapPlace(heap_size_++, static_cast<uint32_t>(i));
   }
   for (uint32_t position = heap_size_ / 2; position > 0; --position) HeapSiftDown(position - 1);
 }

@@ -38,6 +38,7 @@ bool RecordTable::FitsSlot(const Where& where) {
 }
 
 std::optional<RecordTable::Id> RecordTable::Find(Tag tag) const {
+  if (!linked_.MayHaveMet(tag)) return std::nullopt;
   const Id id = linked_.Find(tag, [&](Id at) { return slots_[at].hash == tag >> kToldBits; });
   return id == Index::kNone ? std::nullopt : std::optional<Id>(id);
 }
@@ -76,9 +77,14 @@ Record RecordTable::Get(Id id) const {
   return record;
 }
 
-void RecordTable::Reserve(uint64_t records) {
-  static_cast<void>(slots_.Reserve(std::min<uint64_t>(records, kMaxRecords)));
-  linked_.Reserve(records);
+void RecordTable::BeginBulk(uint64_t records) {
+  slots_.Expect(records);
+  linked_.BeginBulk(records);
+}
+
+void RecordTable::EndBulk() {
+  slots_.Expect(0);
+  linked_.EndBulk();
 }
 
 std::optional<RecordTable::Id> RecordTable::NextId() {

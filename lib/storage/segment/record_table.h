@@ -116,11 +116,12 @@ class RecordTable {
                         std::vector<std::byte> meta);
   // The same of a record that is in a log.
   std::optional<Id> AddLogged(Tag tag, const Record& record, std::span<const format::Extent> extents);
-  // While the table is empty: room for so many records, as far as memory allows.
-  void Reserve(uint64_t records);
-  // Brings nearer what Find and Add of this tag will look at: first the one, and some other tags later the other.
+  // While the table is empty: so many records will be added until EndBulk. As far as memory allows, there is room for
+  // them, and it takes less time to find that one is new.
+  void BeginBulk(uint64_t records);
+  void EndBulk();
+  // Brings nearer what Find and Add of this tag will look at.
   void PrefetchBucket(Tag tag) const { linked_.PrefetchBucket(tag); }
-  void PrefetchChain(Tag tag) const { linked_.PrefetchChain(tag); }
   // Null when a log holds the record.
   const Unlogged* UnloggedOf(Id id) const;
   void SetState(Id id, RecordState state) { slots_[id].state = static_cast<uint32_t>(state) & 3; }

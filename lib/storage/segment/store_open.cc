@@ -35,10 +35,9 @@ constexpr uint64_t kMaxGrowBytes = 64u << 20;
 constexpr uint64_t kJournalsKept = 2;
 constexpr uint64_t kLogShare = 256;
 
-// Entries that are taken into the table at one time, and how many of them before its turn the table is told of one: so
-// long takes memory that is far.
+// Entries that are taken into the table at one time, once it has been told of all of them: memory that is far comes
+// meanwhile.
 constexpr size_t kApplyAtOnce = 64;
-constexpr size_t kPrefetchAhead = 8;
 
 absl::Status NoMemory() { return base::MakeStatus(base::Code::kOutOfMemory, "open", "no memory for the table"); }
 
@@ -201,6 +200,10 @@ absl::Status SegmentStore::ReadTable() {
     }
     break;
   }
+  {
+    base::MutexLock lock(mutex_);
+    table_.EndBulk();
+  }
   // A drive that reads nothing has no bad blocks.
   if (newest_sequence_ == 0 && !unreadable_.ok()) return unreadable_;
   // As after a superblock that was brought back from an older copy of the directory.
@@ -313,7 +316,7 @@ absl::Status SegmentStore::ReadLog(const Log& log) {
     if (images_.size() <= slot) images_.resize(size_t{slot} + 1);
     images_[slot] = image;
     if (checkpoint && image != nullptr && table_.end() == 0) {
-      table_.Reserve(std::min(log->header.entries, image->file_bytes() / format::kPutHeadBytes));
+      table_.BeginBulk(std::min(log->header.entries, image->file_bytes() / format::kPutHeadBytes));
     }
   }
   std::vector<ReadEntry> entries;
@@ -372,7 +375,6 @@ bool SegmentStore::Apply(std::vector<ReadEntry>* entries) {
   base::MutexLock lock(mutex_);
   for (const ReadEntry& entry : *entries) table_.PrefetchBucket(entry.tag);
   for (size_t i = 0; i < entries->size(); ++i) {
-    if (i + kPrefetchAhead < entries->size()) table_.PrefetchChain((*entries)[i + kPrefetchAhead].tag);
     const ReadEntry& entry = (*entries)[i];
     const std::optional<Id> old = table_.Find(entry.tag);
     if (old.has_value()) {

@@ -542,6 +542,12 @@ TEST_CASE("a trie that was built in bulk is the one that was built block by bloc
     }
   }
   CHECK_FALSE(bulk.ColdestLeaf().has_value());
+  for (int32_t i = 0; i < 1000; ++i) CHECK_FALSE(bulk.Find(ChildKey(TestRoot(), 5000 + i)).has_value());
+  CHECK_FALSE(bulk.Find(TestRoot()).has_value());
+  // A key that is there, under another parent.
+  const BlockKey first = ChildKey(TestRoot(), 0);
+  const auto misplaced = bulk.Insert(*bulk.Find(first), first, 2000, 10, 1);
+  CHECK(CodeOf(misplaced.status()) == Code::kInvalidState);
   bulk.EndBulk();
   REQUIRE(bulk.Validate().ok());
   CHECK(bulk.block_count() == singly.block_count());

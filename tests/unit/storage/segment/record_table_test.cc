@@ -208,6 +208,22 @@ TEST_CASE("record table: keys are told apart by each bit of 64, and two of one h
   }
 }
 
+TEST_CASE("record table: what comes in bulk is found, what does not is not, also where more comes than was said") {
+  RecordTable table;
+  table.BeginBulk(3000);
+  for (uint64_t i = 0; i < 10'000; ++i) {
+    if (i == 9'000) table.EndBulk();
+    REQUIRE_FALSE(table.Find(KeyOf(i)).has_value());
+    const auto id = table.Add(KeyOf(i), InLog(i, 4096, i * 8), {}, {});
+    REQUIRE(id.has_value());
+    REQUIRE(table.Find(KeyOf(i)) == id);
+    if (i % 3 != 0) continue;
+    table.Unlink(*id);  // as by a removal behind it in the log
+    table.Free(*id);
+  }
+  for (uint64_t i = 0; i < 20'000; ++i) CHECK(table.Find(KeyOf(i)).has_value() == (i < 10'000 && i % 3 != 0));
+}
+
 TEST_CASE("record table: a record costs at most 32 bytes from 1,000 records on, growth included") {
   RecordTable table;
   for (uint64_t i = 0; i < 100'000; ++i) {
