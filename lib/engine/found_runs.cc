@@ -14,8 +14,20 @@ constexpr uint64_t kBitsPerKey = 32;
 
 }  // namespace
 
+// As many again are expected as there are: nobody says how many will come.
+template <typename T, uint32_t kChunkLog2>
+bool FoundRuns::Grow(base::ChunkedArray<T, kChunkLog2>* array, uint64_t count) {
+  if (count <= array->capacity()) return true;
+  array->Expect(2 * array->capacity());
+  return array->Reserve(count);
+}
+
 bool FoundRuns::Add(const format::RecordMeta& meta) {
-  if (!runs_.Reserve(count_ + 1)) return false;
+  constexpr uint64_t kChunk = decltype(more_)::kChunk;
+  static_assert(format::kMaxRunBlocks <= kChunk);
+  const uint64_t room = kChunk - more_count_ % kChunk;
+  const uint64_t first_more = meta.more.size() <= room ? more_count_ : more_count_ + room;
+  if (!Grow(&runs_, count_ + 1) || !Grow(&more_, first_more + meta.more.size())) return false;
   const format::RecordIdentity& identity = meta.identity;
   // Few, and mostly the last one's.
   if (lives_.empty() || lives_[last_life_] != identity.name_space) {
@@ -24,9 +36,10 @@ bool FoundRuns::Add(const format::RecordMeta& meta) {
     if (known == lives_.end()) lives_.push_back(identity.name_space);
   }
   FoundRun& run = runs_[count_];
-  run = {identity.sequence, identity.position, meta.payload_bytes, identity.key, identity.parent, more_.size(),
+  run = {identity.sequence, identity.position, meta.payload_bytes, identity.key, identity.parent, first_more,
          last_life_, static_cast<uint16_t>(meta.blocks()), meta.coded};
-  more_.insert(more_.end(), meta.more.begin(), meta.more.end());
+  if (!meta.more.empty()) std::ranges::copy(meta.more, &more_[first_more]);
+  more_count_ = first_more + meta.more.size();
   ordered_ = ordered_ && (count_ == 0 || runs_[count_ - 1].sequence < run.sequence);
   ++count_;
   return true;
@@ -43,7 +56,7 @@ void FoundRuns::PutInOrder() {
     const auto doubles = std::ranges::unique(order_, same);
     order_.erase(doubles.begin(), doubles.end());
   }
-  if (!more_.empty()) IndexFirstKeys();
+  if (more_count_ != 0) IndexFirstKeys();
 }
 
 void FoundRuns::IndexFirstKeys() {

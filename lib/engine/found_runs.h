@@ -39,7 +39,8 @@ class FoundRuns {
   uint64_t size() const { return ordered_ ? count_ : order_.size(); }
   const FoundRun& operator[](uint64_t i) const { return runs_[ordered_ ? i : order_[i]]; }
   std::span<const base::BlockDigest> More(const FoundRun& run) const {
-    return std::span(more_).subspan(run.first_more, run.blocks - size_t{1});
+    if (run.blocks == 1) return {};
+    return {&more_[run.first_more], run.blocks - size_t{1}};
   }
   const std::vector<format::NamespaceId>& lives() const { return lives_; }
   // How many blocks of a run are its own: what was evicted of it may have been stored anew, as the beginning of a newer
@@ -49,9 +50,13 @@ class FoundRuns {
  private:
   void IndexFirstKeys();
 
+  template <typename T, uint32_t kChunkLog2>
+  static bool Grow(base::ChunkedArray<T, kChunkLog2>* array, uint64_t count);
+
   base::ChunkedArray<FoundRun, 9> runs_;
   uint64_t count_ = 0;
-  std::vector<base::BlockDigest> more_;
+  base::ChunkedArray<base::BlockDigest, 10> more_;  // a run's lie in one chunk
+  uint64_t more_count_ = 0;
   std::vector<format::NamespaceId> lives_;
   uint32_t last_life_ = 0;
   bool ordered_ = true;

@@ -6,6 +6,7 @@
 
 #include "lib/base/random.h"
 #include "lib/base/status.h"
+#include "lib/engine/found_runs.h"
 #include "lib/engine/prompt.h"
 #include "lib/engine/saved_uses.h"
 #include "lib/engine/staging.h"
@@ -211,4 +212,32 @@ TEST_CASE("what is known of a block's use is found in whatever order it is asked
     for (uint32_t index = 0; index < 18; ++index) check(sequence, index);
   }
   for (int i = 0; i < 2000; ++i) check(random.Below(180), static_cast<uint32_t>(random.Below(18)));
+}
+
+TEST_CASE("runs of all lengths come back from where they were gathered, in the order of writing, once each") {
+  namespace format = kvstrata::core::format;
+  constexpr uint64_t kRuns = 3000;
+  // Of run number `run`, block number `i`; runs 7 and on have a length of their own, up to the longest.
+  const auto key = [](uint64_t run, uint64_t i) { return base::BlockDigest{{run * 1000 + i, run}, i}; };
+  const auto length = [](uint64_t run) { return 1 + run * 37 % format::kMaxRunBlocks; };
+  FoundRuns runs;
+  for (uint64_t step = 0; step < kRuns + 1; ++step) {
+    const uint64_t run = step == kRuns ? 11 : step * 1009 % kRuns;  // out of order; one comes twice
+    format::RecordMeta meta;
+    meta.identity.kind = format::RecordKind::kBlock;
+    meta.identity.sequence = run + 5;
+    meta.identity.key = key(run, 0);
+    for (uint64_t i = 1; i < length(run); ++i) meta.more.push_back(key(run, i));
+    REQUIRE(runs.Add(meta));
+  }
+  runs.PutInOrder();
+  REQUIRE(runs.size() == kRuns);
+  for (uint64_t run = 0; run < kRuns; ++run) {
+    REQUIRE(runs[run].sequence == run + 5);
+    REQUIRE(runs[run].key == key(run, 0));
+    const auto more = runs.More(runs[run]);
+    REQUIRE(more.size() + 1 == length(run));
+    for (uint64_t i = 0; i < more.size(); ++i) REQUIRE(more[i] == key(run, i + 1));
+    REQUIRE(runs.OwnBlocks(runs[run]) == length(run));
+  }
 }
