@@ -24,7 +24,8 @@ core::base::BlockDigest KeyOfBlock(uint64_t number);
 std::unique_ptr<core::storage::SegmentStorage> OpenIndexStore(const std::string& path, bool read_only);
 std::shared_ptr<core::engine::Cache> OpenIndexCache(const std::string& path, bool read_only);
 
-// Of all files of a folder, what is in the page cache goes.
+// Before an opening is timed. Of all files of the folder, what is in the page cache goes; and the machine has memory
+// that it need not ask its host for.
 void CoolAll(const std::string& folder);
 
 class IndexWorld {
@@ -52,6 +53,8 @@ class IndexWorld {
   // What nobody who builds an index can do without: one read of the checkpoint past the page cache, and a bare table of
   // the same keys.
   double BareSeconds() const;
+  // The same of a LeastIndex; a thread of its own reads ahead.
+  double LeastSeconds() const;
   // What an opening has written goes, so that the next one finds what this one found.
   void RemoveLaterJournals() const { RemoveJournalsAfter(kJournal); }
 
