@@ -83,6 +83,13 @@ class Bare final : public Rival {
 
 }  // namespace
 
-std::unique_ptr<Rival> MakeBare() { return std::make_unique<Bare>(); }
+std::unique_ptr<Rival> MakeBare(const std::string& folder) {
+  const std::string path = folder + "/tried";
+  const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
+  if (fd >= 0) close(fd);
+  unlink(path.c_str());
+  if (fd < 0 || core::storage::MakeIoUring(kInFlight) == nullptr) return nullptr;
+  return std::make_unique<Bare>();
+}
 
 }  // namespace kvstrata::benchmarks

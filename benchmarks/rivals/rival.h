@@ -58,8 +58,8 @@ void InThreads(uint64_t count, size_t threads, size_t bytes,
                const std::function<void(uint64_t number, std::byte* memory)>& body);
 
 std::unique_ptr<Rival> MakeOurs();
-// What any store could reach at most.
-std::unique_ptr<Rival> MakeBare();
+// What any store could reach at most. Null where `folder` has no direct I/O, or the kernel no io_uring.
+std::unique_ptr<Rival> MakeBare(const std::string& folder);
 // Each family in several settings; the best of them is compared with. Empty where the library was not there when this
 // was built.
 Rivals MakeRocksDb();
