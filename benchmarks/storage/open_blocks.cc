@@ -5,10 +5,11 @@
 // is the least that such an index can be built with (least_index.h): the ceiling.
 // benchmarks/rivals has the same against other people's stores.
 //
-// The files go to the current directory.
+// usage: open_blocks_benchmark [RUN]    runs of so many blocks alone. The files go to the current directory.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <string>
 
@@ -24,7 +25,7 @@ using kvstrata::benchmarks::IndexWorld;
 using kvstrata::benchmarks::PrintTimedPairs;
 using kvstrata::benchmarks::SecondsOf;
 
-constexpr int kPairs = 11;
+constexpr int kPairs = 7;
 
 double StoreSeconds(const IndexWorld& world) {
   CoolAll(world.path());
@@ -55,6 +56,12 @@ void PrintOpen(uint64_t run) {
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
+  if (argc > 1) {
+    const uint64_t run = std::strtoull(argv[1], nullptr, 10);
+    if (run == 0 || IndexWorld::kChainBlocks % run != 0) Fail("usage: open_blocks_benchmark [RUN], which divides 64");
+    PrintOpen(run);
+    return 0;
+  }
   PrintOpen(64);
   PrintOpen(1);
   return 0;
