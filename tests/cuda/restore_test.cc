@@ -156,6 +156,7 @@ class Prefix {
     target = std::make_unique<FakeEngine>(kind_, kTokens + 8, &device, seed + 2);
   }
   ~Prefix() {
+    device.model().Stall(false);
     store.Allow(UINT64_MAX);
     plan.reset();
     match_.reset();
@@ -381,19 +382,22 @@ TEST_CASE("a restore that is cancelled while its rows are queued returns in its 
   Prefix prefix(71);
   for (const bool hangs : {false, true}) {
     prefix.Plan();
-    prefix.device.model().Hang(true);
+    CudaModel& model = prefix.device.model();
+    // More pauses than any wait of a restore has, however late this thread runs again.
+    const uint64_t pauses = model.pauses() + 100'000;
+    model.Stall(true);
     prefix.Start();
-    auto result = Sized<kvstrata_plan_result>();
-    while (prefix.device.model().pending() == 0) {
-      kvstrata_plan_wait_layers(prefix.plan.get(), 1, 1, &result, nullptr);
+    while (model.pending() == 0 || model.pauses() < pauses) {
+      REQUIRE(kvstrata_plan_wait_layers(prefix.plan.get(), 1, 1, nullptr, nullptr) == KVSTRATA_E_TIMEOUT);
     }
-    prefix.device.model().Hang(hangs);
+    model.Hang(hangs);
+    model.Stall(false);
     kvstrata_plan_cancel(prefix.plan.get());
     const kvstrata_plan_result ended = prefix.Wait();
     CHECK((ended.state == KVSTRATA_PLAN_CANCELLED || (hangs && ended.state == KVSTRATA_PLAN_FAILED)));
     CHECK(ended.quiesced == (hangs ? 0u : 1u));
-    prefix.device.model().Hang(false);
-    prefix.device.model().Drain();
+    model.Hang(false);
+    model.Drain();
     prefix.CheckWhole();
   }
 }

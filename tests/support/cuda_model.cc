@@ -152,13 +152,13 @@ void CudaModel::Enqueue(void* stream, std::function<void()> work) {
   streams_[stream].push_back(std::move(operation));
 }
 
-// Runs one operation of one stream. False: there is none, or the device hangs.
+// Runs one operation of one stream. False: there is none, or the device hangs or stalls.
 bool CudaModel::Step() {
   std::vector<std::deque<Operation>*> busy;
   for (auto& [stream, queue] : streams_) {
     if (!queue.empty()) busy.push_back(&queue);
   }
-  if (busy.empty() || hangs_) return false;
+  if (busy.empty() || hangs_ || stalls_) return false;
   std::deque<Operation>& queue = *busy[rng_.Below(busy.size())];
   const Operation operation = std::move(queue.front());
   queue.pop_front();
@@ -238,7 +238,8 @@ uint64_t CudaModel::NowNs() {
 
 void CudaModel::Pause(uint64_t ns) {
   const std::lock_guard lock(mutex_);
-  now_ns_ += ns;
+  ++pauses_;
+  if (!stalls_) now_ns_ += ns;
   for (uint64_t steps = 1 + rng_.Below(4); steps > 0 && Step(); --steps) {
   }
 }
@@ -283,6 +284,11 @@ void CudaModel::Hang(bool hangs) {
   hangs_ = hangs;
 }
 
+void CudaModel::Stall(bool stalls) {
+  const std::lock_guard lock(mutex_);
+  stalls_ = stalls;
+}
+
 bool CudaModel::InUse(const void* memory, uint64_t bytes) const {
   const std::lock_guard lock(mutex_);
   const auto* begin = static_cast<const std::byte*>(memory);
@@ -306,6 +312,11 @@ uint64_t CudaModel::pending() const {
   uint64_t count = 0;
   for (const auto& [stream, queue] : streams_) count += queue.size();
   return count;
+}
+
+uint64_t CudaModel::pauses() const {
+  const std::lock_guard lock(mutex_);
+  return pauses_;
 }
 
 uint64_t CudaModel::launches() const {

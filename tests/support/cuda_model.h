@@ -69,13 +69,17 @@ class CudaModel final : public kernels::cuda::Runtime {
   // The n-th call from now on (1 = the next) of any function that can fail does, and queues nothing. 0: none.
   void FailNth(uint64_t n);
   bool failed() const;
-  // Nothing that is queued runs any more, or again.
+  // Nothing that is queued runs any more, or again. Time passes as fast as those that wait can make it: their patience
+  // ends at any moment.
   void Hang(bool hangs);
+  // As Hang, but no time passes, so that nobody's patience ends.
+  void Stall(bool stalls);
   // Is something queued that uses [memory, memory + bytes)?
   bool InUse(const void* memory, uint64_t bytes) const;
   void Violation(const std::string& text);
 
   uint64_t pending() const;
+  uint64_t pauses() const;
   uint64_t launches() const;
   uint64_t engine_copies() const;
   uint64_t pinned_peak() const;
@@ -118,9 +122,9 @@ class CudaModel final : public kernels::cuda::Runtime {
   std::vector<std::shared_ptr<Event>> destroyed_;  // kept, so that an address is never an event twice
   std::vector<std::string> violations_;
   uint64_t now_ns_ = 1;
-  uint64_t launches_ = 0, engine_copies_ = 0;
+  uint64_t pauses_ = 0, launches_ = 0, engine_copies_ = 0;
   uint64_t fail_countdown_ = 0;
-  bool failed_ = false, hangs_ = false;
+  bool failed_ = false, hangs_ = false, stalls_ = false;
 };
 
 // The device of libkvstrata_cuda on that model. It outlives the caches that it is given to.
