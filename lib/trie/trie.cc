@@ -13,6 +13,8 @@ namespace {
 // How often a probe is taken again before the reader gives up: some microseconds, where a change of a chain takes a
 // tenth of one. Who changes it has been put to sleep by then.
 constexpr int kMaxProbes = 4096;
+// Blocks: who has so many of a prompt has often all of it. A power of two, as gallops probe.
+constexpr uint64_t kLongMatch = 64;
 
 uint32_t Rank(Priority priority) { return priority == Priority::kLow ? 0 : priority == Priority::kNormal ? 1 : 2; }
 
@@ -289,6 +291,8 @@ std::optional<MatchResult> Trie::Gallop(KeySequence& keys, uint64_t max_blocks, 
     if (found == Probe::kDisturbed) return std::nullopt;
     if (found == Probe::kFound) {
       result.blocks = probe;
+      // Who has so much has often all. Keys that double again and again would be most of a long match's page faults.
+      if (probe == kLongMatch) keys.Expect(max_blocks);
     } else {
       absent = probe;
       galloping = false;

@@ -131,6 +131,8 @@ class KeySequence {
     return keys_[index];
   }
   uint64_t computed() const { return keys_.size(); }
+  // As many are likely to be asked for: none is moved until there are more. Only addresses, where they are many.
+  void Expect(uint64_t count) { keys_.reserve(count); }
 
  private:
   BlockKey root_;
