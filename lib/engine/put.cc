@@ -138,16 +138,18 @@ bool Cache::EnterIndex(Put& put) {
   return true;
 }
 
-// Block by block; where the index has no room for more, the run is cut there.
+// Block by block; where the index has no room for more, the run is cut there. All at one tick: each later one would
+// make all blocks above it warmer once more.
 bool Cache::EnterRun(Put& put, trie::NodeRef parent) {
   NameSpace& space = *put.name_space;
+  const uint64_t tick = NextTick();
   const auto blocks = static_cast<uint32_t>(put.blocks());
   uint32_t entered = 0;
   for (; entered < blocks; ++entered) {
     const base::BlockDigest& key = put.BlockKey(entered);
     const trie::BlockWorth worth{put.priority, ghosts_.Recall(key).value_or(0)};
     const auto inserted = space.trie.Insert(parent, key, put.identity.sequence, entered == 0 ? put.stored_bytes : 0,
-                                            NextTick(), put.expires_at, worth, {entered, blocks});
+                                            tick, put.expires_at, worth, {entered, blocks});
     if (!inserted.ok() || !inserted->inserted) break;
     parent = inserted->node;
     events_.Add({EventKind::kBlockStored, 0, put.identity.name_space, key.digest,
