@@ -291,7 +291,7 @@ std::optional<MatchResult> Trie::Gallop(KeySequence& keys, uint64_t max_blocks, 
     if (found == Probe::kDisturbed) return std::nullopt;
     if (found == Probe::kFound) {
       result.blocks = probe;
-      // Who has so much has often all. Keys that double again and again would be most of a long match's page faults.
+      // Keys that double again and again would be most of a long match's page faults.
       if (probe == kLongMatch) keys.Expect(max_blocks);
     } else {
       absent = probe;

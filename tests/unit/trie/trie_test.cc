@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lib/trie/trie.h"
 
+#include <cstdint>
 #include <numeric>
+#include <span>
 #include <vector>
 
 #include "lib/base/status.h"
@@ -67,6 +69,31 @@ TEST_CASE("an empty trie matches nothing, hashes one block, has nothing to evict
   CHECK(f.trie.Match(none, 0).blocks == 0);
   CHECK(none.computed() == 0);
   CHECK(f.trie.Validate().ok());
+}
+
+TEST_CASE("a long match makes room for its keys once, and a short one hashes no more for it") {
+  constexpr int32_t kBlocks = 3000, kShared = 5;
+  Fixture f;
+  f.AddChain(f.trie.root(), 0, kBlocks);
+  // The address of the first block's key, as each call has it.
+  std::vector<uintptr_t> begins;
+  const auto keys_like = [&](uint64_t shared) {
+    return KeySequence(TestRoot(), [&begins, shared](uint64_t index, BlockKey parent, std::span<BlockKey> out) {
+      begins.push_back(reinterpret_cast<uintptr_t>(out.data()) - index * sizeof(BlockKey));
+      for (BlockKey& key : out) {
+        key = parent = ChildKey(parent, static_cast<int32_t>(index < shared ? index : index + kBlocks));
+        ++index;
+      }
+    });
+  };
+  KeySequence whole = keys_like(kBlocks);
+  REQUIRE(f.trie.Match(whole, kBlocks).blocks == kBlocks);
+  // 1, 2, 4, ..., 64: what comes then is made room for.
+  REQUIRE(begins.size() > 9);
+  for (size_t call = 8; call < begins.size(); ++call) CHECK(begins[call] == begins[7]);
+  KeySequence parting = keys_like(kShared);
+  REQUIRE(f.trie.Match(parting, kBlocks).blocks == kShared);
+  CHECK(parting.computed() <= 2 * kShared);
 }
 
 TEST_CASE("a match is the longest stored prefix, for every stored and every asked length") {
