@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -80,22 +79,10 @@ class Store {
     const XXH128_hash_t hash = chain({Stored().data(), kTokens}, block_tokens_);
     if (hash.low64 == 0 && hash.high64 == 0) Fail("the chain's digest is zero");
   }
-  PlainChain FastestHashChain() const {
-    PlainChain fastest = nullptr;
-    double least = std::numeric_limits<double>::max();
-    for (int round = 0; round < kvstrata::benchmarks::kPairs; ++round) {
-      for (const PlainChain chain : kvstrata::benchmarks::PlainChains()) {
-        const double seconds = kvstrata::benchmarks::SecondsOf([&] { HashChain(chain); });
-        if (seconds < least) fastest = chain;
-        least = std::min(least, seconds);
-      }
-    }
-    return fastest;
-  }
 
   void Print() const {
     const std::string name = "lookup_1m_" + std::to_string(block_tokens_);
-    const PlainChain chain = FastestHashChain();
+    const PlainChain chain = kvstrata::benchmarks::FastestPlainChain({Stored().data(), kTokens}, block_tokens_);
     const auto print = [&](const char* what, std::uint64_t common) {
       std::vector<std::int32_t> prompt = Stored();
       for (std::uint64_t i = common; i < prompt.size(); ++i) prompt[i] = TokenAt(i, 1);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The rival of the keys' hashing: one plain chain of one-shot XXH3-128 over blocks of tokens, parent digest then
-// tokens, in each vector width that xxHash has for this processor. Whoever compares takes the fastest.
+// tokens, in the vector width that is the fastest of those that xxHash has for this processor.
 //
-// Thread rule: pure functions.
+// Thread rule: any thread; nothing is shared.
 #pragma once
 
 #include <xxhash.h>
@@ -15,8 +15,8 @@ namespace kvstrata::benchmarks {
 
 using PlainChain = XXH128_hash_t (*)(std::span<const int32_t> tokens, uint64_t block_tokens);
 
-// At least one: the library's own build.
-std::vector<PlainChain> PlainChains();
+// The one that takes least time for these tokens, of some runs of each.
+PlainChain FastestPlainChain(std::span<const int32_t> tokens, uint64_t block_tokens);
 
 // `hash(bytes, size)` over each block and what the one before gave.
 template <typename Hash>

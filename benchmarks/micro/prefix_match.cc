@@ -15,7 +15,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
-#include <limits>
 #include <span>
 #include <string>
 #include <thread>
@@ -31,7 +30,6 @@
 namespace {
 
 using kvstrata::benchmarks::PlainChain;
-using kvstrata::benchmarks::PlainChains;
 using kvstrata::core::base::BlockDigest;
 using kvstrata::core::base::ChainBlocks;
 using kvstrata::core::base::RootDigest;
@@ -114,18 +112,6 @@ struct World {
     const XXH128_hash_t hash = chain(prompt, block_tokens);
     if (hash.low64 == 0 && hash.high64 == 0) Fail("the chain's digest is zero");
   }
-  PlainChain FastestHashChain(uint64_t block_tokens) const {
-    PlainChain fastest = nullptr;
-    double least = std::numeric_limits<double>::max();
-    for (int round = 0; round < kvstrata::benchmarks::kPairs; ++round) {
-      for (const PlainChain chain : PlainChains()) {
-        const double seconds = kvstrata::benchmarks::SecondsOf([&] { HashChain(chain, block_tokens); });
-        if (seconds < least) fastest = chain;
-        least = std::min(least, seconds);
-      }
-    }
-    return fastest;
-  }
 
   void BulkHash() const {
     const XXH128_hash_t hash = XXH3_128bits(prompt.data(), prompt.size() * sizeof(int32_t));
@@ -149,7 +135,7 @@ void PrintMatch(uint64_t block_tokens) {
   const std::string name = "longest_match_1m_" + std::to_string(block_tokens);
   const auto match = [&] { world.Match(block_tokens, kPromptTokens); };
   using kvstrata::benchmarks::PrintRatio;
-  const PlainChain chain = world.FastestHashChain(block_tokens);
+  const PlainChain chain = kvstrata::benchmarks::FastestPlainChain(world.prompt, block_tokens);
   PrintRatio((name + "_vs_hash_chain").c_str(), "<=1.3", match, [&] { world.HashChain(chain, block_tokens); });
   PrintRatio((name + "_vs_own_keys").c_str(), "<=1.3", match, [&] { world.KeyChain(block_tokens); });
   PrintRatio((name + "_vs_bulk_xxh3").c_str(), "<=8", match, [&] { world.BulkHash(); });
