@@ -196,6 +196,9 @@ class Cache : public std::enable_shared_from_this<Cache> {
   base::CondVar& changed() { return changed_; }  // some put or removal has ended, or the cache is closing
   Stats& counters() { return stats_; }           // locked
   uint64_t NextTick() { return ++tick_; }        // locked
+  // The last of a run's ticks, at which all of its blocks enter the index: each later tick would make all blocks above
+  // them warmer once more. The clock goes by blocks all the same: a policy weighs how long ago a use was.
+  uint64_t NextTickOfRun(uint64_t blocks) { return tick_ += blocks; }  // locked
   uint64_t NowNs() const { return options_.clock->MonotonicNs(); }
   uint32_t NowSeconds() const;                                     // wall time: the tries' unit of expiry
   trie::GhostTable& ghosts() { return ghosts_; }                   // locked

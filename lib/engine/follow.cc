@@ -244,7 +244,7 @@ std::optional<trie::NodeRef> Cache::AdoptRun(NameSpace& space, trie::NodeRef par
   for (uint32_t i = 1; i < blocks; ++i) space.trie.PrefetchBucket(record.BlockKey(i));
   std::optional<trie::NodeRef> wanted;
   trie::NodeRef node = parent;
-  const uint64_t tick = NextTick();  // one for all, as in EnterRun
+  const uint64_t tick = NextTickOfRun(blocks);
   for (uint32_t i = 0; i < blocks; ++i) {
     if (i + kChainAhead < blocks) space.trie.PrefetchChain(record.BlockKey(i + kChainAhead));
     const uint64_t bytes = i == 0 ? record.bytes : 0;

@@ -138,12 +138,11 @@ bool Cache::EnterIndex(Put& put) {
   return true;
 }
 
-// Block by block; where the index has no room for more, the run is cut there. All at one tick: each later one would
-// make all blocks above it warmer once more.
+// Block by block; where the index has no room for more, the run is cut there.
 bool Cache::EnterRun(Put& put, trie::NodeRef parent) {
   NameSpace& space = *put.name_space;
-  const uint64_t tick = NextTick();
   const auto blocks = static_cast<uint32_t>(put.blocks());
+  const uint64_t tick = NextTickOfRun(blocks);
   uint32_t entered = 0;
   for (; entered < blocks; ++entered) {
     const base::BlockDigest& key = put.BlockKey(entered);

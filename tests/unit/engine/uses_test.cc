@@ -106,6 +106,29 @@ TEST_CASE("after a reopening evictions go on in the order of before, under each 
   }
 }
 
+TEST_CASE("the blocks of a run are equally warm, and time goes by blocks, not by runs") {
+  constexpr uint64_t kBlocks = 16;
+  // In one run, and in a run for each block.
+  for (const uint64_t chunk : {kBlocks * kBlock, kBlock}) {
+    CAPTURE(chunk);
+    Store store(RowsLayout());
+    store.Open();
+    StoreOptions with;
+    with.chunk = chunk;
+    uint64_t before = 0;
+    for (uint64_t prompts = 1; prompts <= 3; ++prompts) {
+      store.StorePrompt(PromptOf(prompts, kBlocks), with);
+      std::map<uint64_t, uint64_t> blocks_by_heat;
+      for (const auto& [key, rank] : RanksOf(store)) ++blocks_by_heat[std::get<0>(rank)];
+      REQUIRE(blocks_by_heat.size() == prompts);
+      const auto [heat, blocks] = *blocks_by_heat.rbegin();
+      CHECK(blocks == kBlocks);
+      CHECK(heat - before >= kBlocks);
+      before = heat;
+    }
+  }
+}
+
 TEST_CASE("what was evicted of a run and comes back with it is the coldest") {
   Store store(RowsLayout());
   MakePersistent(store);
