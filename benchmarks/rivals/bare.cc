@@ -18,14 +18,14 @@ namespace kvstrata::benchmarks {
 namespace {
 
 // A value that has come is replaced before it is looked at, as in ours.cc.
-constexpr size_t kRooms = 2 * kInFlight;
+constexpr size_t kRooms = 2 * kGetsInFlight;
 
 class Bare final : public Rival {
  public:
   std::string name() const override { return "a bare file"; }
   void Open(const std::string& folder) override {
     fd_ = open((folder + "/bare").c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
-    ring_ = core::storage::MakeIoUring(kInFlight);
+    ring_ = core::storage::MakeIoUring(kGetsInFlight);
     if (fd_ < 0 || ring_ == nullptr) Fail("no direct I/O or no io_uring here");
   }
   void Close() override {
@@ -56,7 +56,7 @@ class Bare final : public Rival {
     uint64_t next = 0;
     size_t in_flight = 0;
     const auto refill = [&] {
-      for (; next < work.count && in_flight < kInFlight && !free.empty(); ++next, ++in_flight) {
+      for (; next < work.count && in_flight < kGetsInFlight && !free.empty(); ++next, ++in_flight) {
         const uint64_t room = free.back();
         free.pop_back();
         values[room] = work.order[next];
@@ -98,7 +98,7 @@ std::unique_ptr<Rival> MakeBare(const std::string& folder) {
   const int fd = open(path.c_str(), O_RDWR | O_CREAT | O_DIRECT, 0600);
   if (fd >= 0) close(fd);
   unlink(path.c_str());
-  if (fd < 0 || core::storage::MakeIoUring(kInFlight) == nullptr) return nullptr;
+  if (fd < 0 || core::storage::MakeIoUring(kGetsInFlight) == nullptr) return nullptr;
   return std::make_unique<Bare>();
 }
 

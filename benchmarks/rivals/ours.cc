@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The segment store in the same work, as the engine uses it: one thread puts with 32 in flight (8 MiB; an engine's
 // records wait in 64 MiB of staging memory unless it is told otherwise, and RocksDB's in 256 MiB of its own) and gets
-// with 24, as a restore does, and takes a checksum of every value on both ways; all values that have come are replaced
-// in the queue before one of them is checked.
-#include <deque>
+// with 24, as a restore does, and takes a checksum of every value on both ways. A get that is done begins the next one
+// in its completion: the drive does not wait until the thread that checks has woken.
+#include <optional>
 #include <vector>
 
 #include "benchmarks/rivals/rival.h"
@@ -19,7 +19,6 @@ namespace base = core::base;
 namespace storage = core::storage;
 
 constexpr size_t kPutsInFlight = 32;
-constexpr size_t kGetsInFlight = 24;
 constexpr size_t kRooms = 2 * kGetsInFlight;
 
 class Ours final : public Rival {
@@ -50,30 +49,25 @@ class Ours final : public Rival {
   }
 
   void GetAll(const Work& work) override {
-    std::vector<size_t> free;
-    for (size_t room = 0; room < kRooms; ++room) {
-      slots_[room] = {this, room, 0};
-      free.push_back(room);
-    }
-    uint64_t next = 0;
-    size_t in_flight = 0;
-    const auto refill = [&] {
-      for (; next < work.count && in_flight < kGetsInFlight && !free.empty(); ++next, ++in_flight) {
-        Begin(work, work.order[next], free.back());
-        free.pop_back();
+    {
+      base::MutexLock lock(mutex_);
+      getting_ = {&work, 0, 0, {}, {}};
+      for (size_t room = 0; room < kRooms; ++room) {
+        slots_[room] = {this, room, 0};
+        getting_.free.push_back(room);
       }
-    };
-    std::deque<size_t> come;
-    for (uint64_t checked = 0; checked < work.count; ++checked) {
-      refill();
-      in_flight -= Collect(&come);
-      refill();
-      const size_t room = come.front();
-      come.pop_front();
-      const uint64_t value = slots_[room].value;
-      if (base::Checksum({RoomAt(room), work.value_bytes}, value) != sums_[value]) Fail("a checksum is wrong");
-      work.Check(value, RoomAt(room));
-      free.push_back(room);
+    }
+    BeginGets();
+    std::vector<size_t> come;
+    for (uint64_t checked = 0; checked < work.count; checked += come.size()) {
+      Collect(&come);
+      for (const size_t room : come) {
+        const uint64_t value = slots_[room].value;
+        if (base::Checksum({RoomAt(room), work.value_bytes}, value) != sums_[value]) Fail("a checksum is wrong");
+        work.Check(value, RoomAt(room));
+        GiveBack(room);
+        BeginGets();
+      }
     }
   }
 
@@ -83,29 +77,56 @@ class Ours final : public Rival {
     size_t room = 0;
     uint64_t value = 0;
   };
+  struct Getting {
+    const Work* work = nullptr;
+    uint64_t next = 0;
+    size_t in_flight = 0;
+    // Rooms: those that nothing lies in, and those whose values are to be checked.
+    std::vector<size_t> free;
+    std::vector<size_t> come;
+  };
 
   std::byte* RoomAt(size_t room) const { return rooms_ + room * kMostValueBytes; }
-  void Begin(const Work& work, uint64_t value, size_t room) {
-    slots_[room].value = value;
-    const storage::Request request{storage::Get{KeyOf(value), 0, {RoomAt(room), work.value_bytes}},
-                                   {&Ours::Done, &slots_[room]}};
-    if (!store_->Submit({&request, 1}).ok()) Fail("a request was refused");
+  // As many as may be in flight and have room; on the caller's thread, and in completions.
+  void BeginGets() {
+    while (const std::optional<storage::Request> request = NextGet()) {
+      if (!store_->Submit({&*request, 1}).ok()) Fail("a request was refused");
+    }
+  }
+  std::optional<storage::Request> NextGet() {
+    base::MutexLock lock(mutex_);
+    Getting& getting = getting_;
+    const Work& work = *getting.work;
+    if (getting.next == work.count || getting.in_flight == kGetsInFlight || getting.free.empty()) return std::nullopt;
+    const size_t room = getting.free.back();
+    getting.free.pop_back();
+    ++getting.in_flight;
+    slots_[room].value = work.order[getting.next++];
+    return storage::Request{storage::Get{KeyOf(slots_[room].value), 0, {RoomAt(room), work.value_bytes}},
+                            {&Ours::Done, &slots_[room]}};
   }
   static void Done(void* user, const storage::Result& result) {
-    const Slot& slot = *static_cast<Slot*>(user);
+    const Slot slot = *static_cast<Slot*>(user);  // whose room may be another value's at once
     if (!result.status.ok()) Fail("a request failed");
-    base::MutexLock lock(slot.ours->mutex_);
-    slot.ours->done_.push_back(slot.room);
-    slot.ours->changed_.NotifyOne();
+    slot.ours->Come(slot.room);
+    slot.ours->BeginGets();
   }
-  // All that have come since; waits for one where there is none yet. How many those are.
-  size_t Collect(std::deque<size_t>* come) {
+  void Come(size_t room) {
     base::MutexLock lock(mutex_);
-    while (done_.empty() && come->empty()) changed_.Wait(mutex_);
-    const size_t count = done_.size();
-    come->insert(come->end(), done_.begin(), done_.end());
-    done_.clear();
-    return count;
+    --getting_.in_flight;
+    getting_.come.push_back(room);
+    changed_.NotifyOne();
+  }
+  // Replaces `*come` by all that have come since; waits for one where there is none yet.
+  void Collect(std::vector<size_t>* come) {
+    come->clear();
+    base::MutexLock lock(mutex_);
+    while (getting_.come.empty()) changed_.Wait(mutex_);
+    come->swap(getting_.come);
+  }
+  void GiveBack(size_t room) {
+    base::MutexLock lock(mutex_);
+    getting_.free.push_back(room);
   }
 
   std::unique_ptr<storage::SegmentStorage> store_;
@@ -114,7 +135,7 @@ class Ours final : public Rival {
   Slot slots_[kRooms];
   base::Mutex mutex_;
   base::CondVar changed_;
-  std::vector<size_t> done_ ABSL_GUARDED_BY(mutex_);
+  Getting getting_ ABSL_GUARDED_BY(mutex_);
 };
 
 }  // namespace

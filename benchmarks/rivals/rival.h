@@ -33,6 +33,8 @@ struct Work {
 
 inline constexpr size_t kMostValueBytes = 1u << 20;
 inline constexpr size_t kMostThreads = 24;
+// Of our store and of the bare file.
+inline constexpr size_t kGetsInFlight = 24;
 inline constexpr size_t kKeyBytes = 16;
 struct RivalKey {
   char bytes[kKeyBytes];
