@@ -85,6 +85,8 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   struct Fault {
     uint64_t block = 0;
     uint64_t forget = 0;
+    // Nothing is wrong, but its head is larger than what was matched needs, and its rows lie elsewhere.
+    bool larger_head = false;
   };
   // How one attempt at a plan ended, when it did not succeed.
   struct Failure {
@@ -115,6 +117,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   void Run();
   void RunSafely();
   std::optional<Failure> Attempt();
+  std::optional<Failure> ReadPlanned();
   std::optional<Failure> CheckDestinations() const;
   std::vector<SourceRecord> RunRecords() const;
   SourceRecord SnapshotRecord() const;
@@ -164,6 +167,7 @@ class RestorePlan : public std::enable_shared_from_this<RestorePlan> {
   uint64_t usable_limit_ = 0;  // a plan made anew promises no more
   std::vector<bool> unusable_snapshots_;
   SliceTable snapshot_table_;
+  bool partial_heads_first_ = false;  // the heads of runs that were not matched whole are read before any rows
   std::unique_ptr<codec::SliceDecoder> decoder_;  // once one is needed
   uint64_t proven_blocks_ = 0;  // without early release: blocks before it are in the destinations already
   uint64_t layers_told_ = 0;    // with early release: that are ready, in this attempt

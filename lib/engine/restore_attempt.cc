@@ -24,6 +24,13 @@ std::optional<RestorePlan::Failure> RestorePlan::Attempt() {
     if (auto failure = ReadSnapshotHead(); failure.has_value()) return failure;
   }
   if (auto failure = CheckDestinations(); failure.has_value()) return failure;
+  std::optional<Failure> failure = ReadPlanned();
+  if (!failure.has_value() || !failure->fault.larger_head) return failure;
+  partial_heads_first_ = true;
+  return ReadPlanned();
+}
+
+std::optional<RestorePlan::Failure> RestorePlan::ReadPlanned() {
   std::vector<SourceRecord> records = RunRecords();
   if (auto failure = ReadUncertainHeads(&records); failure.has_value()) return failure;
   if (plan_.snapshot.has_value()) records.push_back(SnapshotRecord());
@@ -63,8 +70,7 @@ std::optional<RestorePlan::Failure> RestorePlan::CheckDestinations() const {
   return std::nullopt;
 }
 
-// The runs of the plan's blocks. Where everything has its place in a run that was matched whole, its head is read with
-// its first rows.
+// The runs of the plan's blocks. Where everything has its place in a run, its head is read with its first rows.
 std::vector<SourceRecord> RestorePlan::RunRecords() const {
   std::vector<SourceRecord> records;
   const uint64_t proven = options_.early_release ? 0 : proven_blocks_;
@@ -139,12 +145,13 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
   return failure;
 }
 
-// Heads of runs whose slices may lie elsewhere than expected: some optional stream may be absent, blocks that were not
-// matched have extra keys, which make the head larger, or slices are coded, which makes it larger, too.
+// Heads of runs whose slices may lie elsewhere than expected: some optional stream may be absent, or slices are coded,
+// which makes the head larger. So do extra keys of blocks that were not matched, but few prompts have any, and the drive
+// would have nothing to do while a head is on its way: those are read first only once one has turned out larger.
 std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<SourceRecord>* records) {
   std::vector<SourceRecord*> left, larger;
   for (SourceRecord& record : *records) {
-    if (!sizes_known_ || !record.run.is_whole()) left.push_back(&record);
+    if (!sizes_known_ || (partial_heads_first_ && !record.run.is_whole())) left.push_back(&record);
   }
   for (const bool again : {false, true}) {
     const auto make = [&](size_t i) {
@@ -175,6 +182,9 @@ absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* recor
                                   base::MutableBytes scratch, Fault* fault) {
   if (planned.has_head) {
     const base::ByteView head = bytes.first(record->head_bytes);
+    const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(head.first(format::kHeadPrefixBytes));
+    fault->larger_head = !partial_heads_first_ && !record->run.is_whole() && size.ok() && *size > head.size();
+    if (fault->larger_head) return base::Corrupt("head_bytes", "more than what was matched needs");
     if (absl::Status status = ProveRunHead(*match_, record->run, head, &record->table); !status.ok()) return status;
   }
   for (const ReadPart& part : planned.parts) {
