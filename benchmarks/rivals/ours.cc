@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The segment store in the same work, as the engine uses it: one thread puts with 32 in flight (8 MiB; an engine's
+// The segment store in the same work, as the engine uses it: one thread puts with 64 in flight (16 MiB; an engine's
 // records wait in 64 MiB of staging memory unless it is told otherwise, and RocksDB's in 256 MiB of its own) and gets
 // with 24, as a restore does, and takes a checksum of every value on both ways. A get that is done begins the next one
 // in its completion: the drive does not wait until the thread that checks has woken.
@@ -18,7 +18,7 @@ namespace {
 namespace base = core::base;
 namespace storage = core::storage;
 
-constexpr size_t kPutsInFlight = 32;
+constexpr size_t kPutsInFlight = 64;
 constexpr size_t kRooms = 2 * kGetsInFlight;
 
 class Ours final : public Rival {
