@@ -19,6 +19,7 @@
 
 #include "benchmarks/ratio.h"
 #include "benchmarks/storage/drive.h"
+#include "benchmarks/storage/proven_and_moved.h"
 #include "lib/engine/cache.h"
 #include "lib/engine/match.h"
 #include "lib/engine/restore.h"
@@ -216,12 +217,26 @@ void MeasureRestores(Replay& replay, const std::vector<Request>& trace, const st
   kvstrata::benchmarks::RawFile raw(folder + "/raw", blocks, 128u << 10);
   raw.Write();
   if (replay.store().stats().direct == 0) std::printf("ageing: no direct I/O here, the page cache is measured\n");
+  const auto read = [&] { raw.Read(); };
   kvstrata::benchmarks::PrintShare(
       "ageing.cold_restore_vs_raw", ">=0.80",
       [&] {
         for (const Request& prefix : prefixes) replay.Restore(prefix);
       },
-      [&] { raw.Read(); });
+      read);
+  // Each is there before the next one is asked for, on this side, too.
+  kvstrata::benchmarks::ProvenAndMoved least(raw);
+  kvstrata::benchmarks::PrintShare(
+      "ageing.cold_restore_ceiling", "none",
+      [&] {
+        uint64_t at = 0;
+        for (const Request& prefix : prefixes) {
+          least.Run(at, prefix.size());
+          at += prefix.size();
+        }
+      },
+      read);
+  least.Check();
 }
 
 // Evicts a tenth, then stores new blocks while the segments take them: what of the evicted bytes they find again.

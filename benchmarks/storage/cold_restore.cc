@@ -26,8 +26,7 @@
 
 #include "benchmarks/ratio.h"
 #include "benchmarks/storage/drive.h"
-#include "lib/base/checksum.h"
-#include "lib/base/copy.h"
+#include "benchmarks/storage/proven_and_moved.h"
 #include "lib/engine/cache.h"
 #include "lib/engine/restore.h"
 #include "lib/engine/writer.h"
@@ -37,7 +36,6 @@
 
 namespace {
 
-namespace base = kvstrata::core::base;
 namespace engine = kvstrata::core::engine;
 namespace layout = kvstrata::core::layout;
 namespace plan = kvstrata::core::plan;
@@ -47,14 +45,13 @@ using kvstrata::benchmarks::Folder;
 using kvstrata::benchmarks::HugePages;
 using kvstrata::benchmarks::kPairs;
 using kvstrata::benchmarks::PrintShare;
+using kvstrata::benchmarks::ProvenAndMoved;
 using kvstrata::benchmarks::RawFile;
 using kvstrata::benchmarks::SecondsOf;
 
 constexpr uint64_t kTokens = 65'536;
 constexpr uint64_t kMiB = 1u << 20;
 constexpr uint32_t kPageRows = 64;
-// As a restore has it.
-constexpr size_t kProvenBytes = 128u << 10;
 
 // One rows stream in the engine's memory: what it computed, and where it wants it back.
 struct Rows {
@@ -230,35 +227,6 @@ class World {
   std::vector<Rows> rows_;
 };
 
-// What no restore can do without: as many bytes are read, their checksums are taken, and they are moved.
-class ProvenAndMoved {
- public:
-  ProvenAndMoved(RawFile& raw, uint64_t bytes) : raw_(raw), bytes_(bytes), moved_(HugePages(bytes)) {
-    std::memset(moved_, 0, bytes_);
-  }
-  void Run() {
-    raw_.ReadFor([this](uint64_t number, base::ByteView record) {
-      for (size_t at = 0; at < record.size(); at += kProvenBytes) {
-        const base::ByteView piece = record.subspan(at, kProvenBytes);
-        sums_ += base::Checksum(piece, number);
-        base::CopyPastCaches(moved_ + number * kMiB + at, piece.data(), piece.size());
-      }
-    });
-  }
-  // The file has one byte everywhere.
-  void Check() const {
-    if (sums_ == 0 || moved_[0] == std::byte{0} || std::memcmp(moved_, moved_ + 1, bytes_ - 1) != 0) {
-      Fail("not everything was moved");
-    }
-  }
-
- private:
-  RawFile& raw_;
-  const uint64_t bytes_;
-  std::byte* const moved_;
-  uint64_t sums_ = 0;
-};
-
 // Of one restore's own time, so the pairs are first and last layer of the same run.
 void PrintFirstLayer(World& world) {
   std::vector<double> shares;
@@ -283,9 +251,9 @@ int main(int argc, char** argv) {
   world.Check();
   const auto read = [&] { raw.Read(); };
   {
-    ProvenAndMoved least(raw, (world.row_bytes() + kMiB - 1) / kMiB * kMiB);
+    ProvenAndMoved least(raw);
     PrintShare(
-        "cold_restore_ceiling", "none", [&] { least.Run(); }, read);
+        "cold_restore_ceiling", "none", [&] { least.Run(0, raw.records()); }, read);
     least.Check();
   }
   PrintShare(

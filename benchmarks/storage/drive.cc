@@ -159,7 +159,8 @@ void RawFile::ReadRing() {
   }
 }
 
-void RawFile::ReadFor(const std::function<void(uint64_t number, core::base::ByteView record)>& use) {
+void RawFile::ReadFor(uint64_t first, uint64_t count,
+                      const std::function<void(uint64_t number, core::base::ByteView record)>& use) {
   if (ring_ == nullptr) Fail("no io_uring here");
   std::array<iovec, kRooms> rooms;
   std::array<uint64_t, kRooms> numbers{};
@@ -170,17 +171,17 @@ void RawFile::ReadFor(const std::function<void(uint64_t number, core::base::Byte
     free.push_back(room);
   }
   std::deque<uint64_t> come;
-  uint64_t next = 0;
+  uint64_t next = first;
   uint64_t in_flight = 0;
   const auto refill = [&] {
-    for (; next < records_ && in_flight < kInFlight && !free.empty(); ++next, ++in_flight) {
+    for (; next < first + count && in_flight < kInFlight && !free.empty(); ++next, ++in_flight) {
       const uint64_t room = free.back();
       free.pop_back();
       numbers[room] = next;
       ring_->Add(fd_, {&rooms[room], 1}, next * record_bytes_, room);
     }
   };
-  for (uint64_t used = 0; used < records_; ++used) {
+  for (uint64_t used = 0; used < count; ++used) {
     refill();
     while (come.empty()) {
       const bool going = ring_->Wait([&](uint64_t room, int64_t result) {

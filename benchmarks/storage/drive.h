@@ -94,9 +94,12 @@ class RawFile {
   // callers' memory no drive can write from. `source` has as many units more than a record as there are records.
   void WriteCopied(const std::byte* source);
   void Read();
-  // The same on one thread that hands each record to `use`, once the drive has its next reads: the most that anybody
-  // reaches who has something to do with what was read.
-  void ReadFor(const std::function<void(uint64_t number, core::base::ByteView record)>& use);
+  // So many of them, from `first` on, on one thread that hands each record to `use`, once the drive has its next reads:
+  // the most that anybody reaches who has something to do with what was read.
+  void ReadFor(uint64_t first, uint64_t count,
+               const std::function<void(uint64_t number, core::base::ByteView record)>& use);
+  uint64_t records() const { return records_; }
+  uint64_t record_bytes() const { return record_bytes_; }
 
  private:
   template <typename Move>
