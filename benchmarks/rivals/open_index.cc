@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Opening the engine over a million blocks, cold, against RocksDB and LMDB that keep the same keys and metas: they open
-// and go through all, which is what an index is rebuilt from. Runs of one block, and of 64. Beside each, one read of
-// our checkpoint and a bare table of the same keys over the same rival: they make no table, so that is the least that
-// can be reached. Without their libraries nothing is printed.
+// and go through all, which is what an index is rebuilt from. Runs of one block, and of 64; and runs of 64, as long
+// prompts are stored, against a rival that keeps each of the same blocks for itself, as it would without us
+// (..._of_blocks). Beside each, one read of our checkpoint and a bare table of the same keys over the same rival: they
+// make no table, so that is the least that can be reached. Without their libraries nothing is printed.
 #include <benchmark/benchmark.h>
 
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -145,46 +147,50 @@ class Lmdb final : public Rival {
 };
 #endif
 
-void PrintRival(const IndexWorld& world, Rival& rival) {
+// A rival that keeps a record for each run of `kept`; opened against each of `worlds`.
+void PrintRival(const IndexWorld& kept, std::initializer_list<const IndexWorld*> worlds, Rival& rival) {
   const Folder folder;
   rival.Fill(folder.path(), [&](const auto& put) {
-    for (uint64_t first = 0; first < world.blocks(); first += world.run()) {
-      const auto entry = world.EntryOf(first);
+    for (uint64_t first = 0; first < kept.blocks(); first += kept.run()) {
+      const auto entry = kept.EntryOf(first);
       put(kvstrata::core::base::AsText(entry.key), kvstrata::core::base::AsText(entry.meta));
     }
   });
-  const auto ours = [&] { return world.EngineSeconds(false); };
   const auto theirs = [&] {
     CoolAll(folder.path());
     uint64_t listed = 0;
     const double seconds = kvstrata::benchmarks::SecondsOf([&] { listed = rival.OpenAndIterate(folder.path()); });
-    if (listed != world.blocks() / world.run()) Fail("a rival has lost records");
+    if (listed != kept.blocks() / kept.run()) Fail("a rival has lost records");
     return seconds;
   };
-  const std::string runs = "open_of_runs_of_" + std::to_string(world.run());
-  kvstrata::benchmarks::PrintTimedPairs((runs + "_engine_vs_" + rival.name()).c_str(), rival.goal(), kPairs, ours,
-                                        theirs, false);
-  kvstrata::benchmarks::PrintTimedPairs(
-      (runs + "_bare_vs_" + rival.name()).c_str(), "none", kPairs, [&] { return world.BareSeconds(); }, theirs, false);
+  for (const IndexWorld* world : worlds) {
+    const std::string runs = "open_of_runs_of_" + std::to_string(world->run());
+    const std::string other = "_vs_" + rival.name() + (world == &kept ? "" : "_of_blocks");
+    const auto print = [&](const char* what, const char* goal, const auto& ours) {
+      kvstrata::benchmarks::PrintTimedPairs((runs + what + other).c_str(), goal, kPairs, ours, theirs, false);
+    };
+    print("_engine", rival.goal(), [&] { return world->EngineSeconds(false); });
+    print("_bare", "none", [&] { return world->BareSeconds(); });
+  }
 }
 
-void PrintOpen(uint64_t run) {
-  const IndexWorld world(run);
-#ifndef KVSTRATA_NO_ROCKSDB
-  RocksDb rocksdb;
-  PrintRival(world, rocksdb);
-#endif
-#ifndef KVSTRATA_NO_LMDB
-  Lmdb lmdb;
-  PrintRival(world, lmdb);
-#endif
+void PrintAll(const IndexWorld& runs, const IndexWorld& blocks, Rival& rival) {
+  PrintRival(runs, {&runs}, rival);
+  PrintRival(blocks, {&blocks, &runs}, rival);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   benchmark::Initialize(&argc, argv);
-  PrintOpen(64);
-  PrintOpen(1);
+  const IndexWorld runs(64), blocks(1);
+#ifndef KVSTRATA_NO_ROCKSDB
+  RocksDb rocksdb;
+  PrintAll(runs, blocks, rocksdb);
+#endif
+#ifndef KVSTRATA_NO_LMDB
+  Lmdb lmdb;
+  PrintAll(runs, blocks, lmdb);
+#endif
   return 0;
 }
