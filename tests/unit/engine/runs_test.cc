@@ -388,6 +388,26 @@ TEST_CASE("a run whose record is gone, or whose head is damaged, is forgotten fr
   }
 }
 
+TEST_CASE("a run of which the beginning was matched, and whose head is damaged, its size included, is forgotten") {
+  const Tokens tokens = MakeTokens(4 * 9 + 1, 1);
+  const Tokens query = Join(Prefix(tokens, 4 * 5), MakeTokens(6, 50));
+  for (const bool early : {false, true}) {
+    for (size_t bit = 0; bit < 8 * format::kHeadPrefixBytes; ++bit) {
+      CAPTURE(early, bit);
+      Store store(RowsLayout());
+      store.Open();
+      StoreAtOnce(store, tokens);
+      Run run = RunsOf(store).at(0);
+      run.payload[bit / 8] ^= static_cast<char>(1 << bit % 8);
+      REQUIRE(PutNow(store.memory(), run.key, run.payload, run.meta_bytes).status.ok());
+      CHECK(RestoredEarly(store, query, early) == 0);
+      CHECK(store.stats().reads_corrupt == 1);
+      CHECK(BlocksOf(store, tokens) == 0);
+      store.CheckAccounts(/*idle=*/false);
+    }
+  }
+}
+
 TEST_CASE("a run that was stored anew in other pieces since the match is stale, not damaged") {
   const Tokens tokens = MakeTokens(4 * 9 + 1, 1);
   for (const bool early : {false, true}) {
