@@ -146,8 +146,8 @@ std::optional<RestorePlan::Failure> RestorePlan::ReadSnapshotHead() {
 }
 
 // Heads of runs whose slices may lie elsewhere than expected: some optional stream may be absent, or slices are coded,
-// which makes the head larger. So do extra keys of blocks that were not matched, but few prompts have any, and the drive
-// would have nothing to do while a head is on its way: those are read first only once one has turned out larger.
+// which makes the head larger. So do extra keys of blocks that were not matched, but few prompts have any, and the
+// drive would have nothing to do while a head is on its way: those are read first only once one has turned out larger.
 std::optional<RestorePlan::Failure> RestorePlan::ReadUncertainHeads(std::vector<SourceRecord>* records) {
   std::vector<SourceRecord*> left, larger;
   for (SourceRecord& record : *records) {
