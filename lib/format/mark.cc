@@ -20,6 +20,7 @@ constexpr size_t kChecksumAt = kMarkBytes - sizeof(uint64_t);
 
 std::array<std::byte, kMarkBytes> EncodeMark(const Mark& mark, uint64_t offset) {
   std::vector<std::byte> bytes;
+  bytes.reserve(kMarkBytes);
   base::ByteWriter writer(&bytes);
   writer.WriteBytes(base::AsBytes(kMagic));
   writer.Write(kVersion);

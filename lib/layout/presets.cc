@@ -209,8 +209,9 @@ absl::StatusOr<Layout> Preset(std::string_view name, const PresetOptions& option
   if (name == kPresetNames[1]) return V4Preset(61, 128, options);
   if (name == kPresetNames[2]) return V41Preset(options);
   if (name == kPresetNames[3]) return V32Preset(options);
-  return base::MakeStatus(base::Code::kUnsupported, "preset",
-                          "\"" + std::string(name.substr(0, 64)) + "\" is not known");
+  std::string why(1, '"');
+  why.append(name.substr(0, 64)).append("\" is not known");
+  return base::MakeStatus(base::Code::kUnsupported, "preset", why);
 }
 
 absl::StatusOr<Layout> HybridLayout(const HybridOptions& options) {
