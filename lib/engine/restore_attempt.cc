@@ -182,9 +182,11 @@ absl::Status RestorePlan::UseRead(const RecordRead& planned, SourceRecord* recor
                                   base::MutableBytes scratch, Fault* fault) {
   if (planned.has_head) {
     const base::ByteView head = bytes.first(record->head_bytes);
-    const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(head.first(format::kHeadPrefixBytes));
-    fault->larger_head = !partial_heads_first_ && !record->run.is_whole() && size.ok() && *size > head.size();
-    if (fault->larger_head) return base::Corrupt("head_bytes", "more than what was matched needs");
+    if (!record->run.is_whole()) {
+      const absl::StatusOr<uint64_t> size = format::PeekHeadBytes(head.first(format::kHeadPrefixBytes));
+      fault->larger_head = size.ok() && *size > head.size();
+      if (fault->larger_head) return base::Corrupt("head_bytes", "more than what was matched needs");
+    }
     if (absl::Status status = ProveRunHead(*match_, record->run, head, &record->table); !status.ok()) return status;
   }
   for (const ReadPart& part : planned.parts) {
