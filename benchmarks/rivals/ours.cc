@@ -18,7 +18,6 @@ namespace {
 namespace base = core::base;
 namespace storage = core::storage;
 
-constexpr size_t kPutsInFlight = 64;
 constexpr size_t kRooms = 2 * kGetsInFlight;
 
 class Ours final : public Rival {

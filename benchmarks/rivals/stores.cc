@@ -34,6 +34,7 @@ namespace {
 namespace files = std::filesystem;
 using kvstrata::benchmarks::Fail;
 using kvstrata::benchmarks::Folder;
+using kvstrata::benchmarks::kBarePutBytes;
 using kvstrata::benchmarks::PrintRatios;
 using kvstrata::benchmarks::RawFile;
 using kvstrata::benchmarks::Rival;
@@ -42,7 +43,6 @@ using kvstrata::benchmarks::SecondsOf;
 using kvstrata::benchmarks::Work;
 
 constexpr size_t kValueBytes = 256u << 10;
-constexpr uint64_t kBarePieceBytes = 1u << 20;
 constexpr int kPutRounds = 7;
 constexpr int kGetRounds = 15;
 // How often a setting is tried before the best one is chosen, by its least time.
@@ -193,10 +193,10 @@ class Contest {
   // As many bytes into a new file, eight pieces at a time.
   double SecondsOfBarePut() {
     const std::string path = folder_.path() + "/bare";
-    const uint64_t pieces = (work_.count * work_.value_bytes + kBarePieceBytes - 1) / kBarePieceBytes;
+    const uint64_t pieces = (work_.count * work_.value_bytes + kBarePutBytes - 1) / kBarePutBytes;
     double seconds = 0;
     {
-      RawFile file(path, pieces, kBarePieceBytes);
+      RawFile file(path, pieces, kBarePutBytes);
       seconds = SecondsOf([&] { file.Write(); });
     }
     files::remove(path);

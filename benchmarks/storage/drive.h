@@ -23,6 +23,10 @@
 namespace kvstrata::benchmarks {
 
 inline constexpr size_t kInFlight = 8;
+// Of puts of 256 KiB: a fourth of what an engine stages unless it is told otherwise.
+inline constexpr size_t kPutsInFlight = 64;
+// Of the bare drive that is written to, each time: so it takes its full rate.
+inline constexpr uint64_t kBarePutBytes = 1u << 20;
 inline constexpr uint64_t kUnitBytes = 4096;
 
 [[noreturn]] void Fail(const char* what);
@@ -95,9 +99,10 @@ class RawFile {
   void WriteCopied(const std::byte* source);
   void Read();
   // So many of them, from `first` on, on one thread that hands each record to `use`, once the drive has its next reads:
-  // the most that anybody reaches who has something to do with what was read.
+  // the most that anybody reaches who has something to do with what was read. Only where there is a ring.
   void ReadFor(uint64_t first, uint64_t count,
                const std::function<void(uint64_t number, core::base::ByteView record)>& use);
+  bool has_ring() const { return ring_ != nullptr; }
   uint64_t records() const { return records_; }
   uint64_t record_bytes() const { return record_bytes_; }
 

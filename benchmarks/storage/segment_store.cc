@@ -30,7 +30,9 @@ using kvstrata::benchmarks::Fail;
 using kvstrata::benchmarks::Folder;
 using kvstrata::benchmarks::HugePages;
 using kvstrata::benchmarks::KeyOf;
+using kvstrata::benchmarks::kBarePutBytes;
 using kvstrata::benchmarks::kInFlight;
+using kvstrata::benchmarks::kPutsInFlight;
 using kvstrata::benchmarks::kUnitBytes;
 using kvstrata::benchmarks::RawFile;
 using kvstrata::benchmarks::Window;
@@ -39,9 +41,6 @@ constexpr uint64_t kRecords = 640;
 // A block of 64 tokens of V4-Flash with its head (limits: 225 to 246 KB); no multiple of anything.
 constexpr uint64_t kPayload = 240'123;
 constexpr uint64_t kUnits = (kPayload + kUnitBytes - 1) / kUnitBytes * kUnitBytes;
-constexpr size_t kPutsInFlight = 64;
-// Of the drive that is written to: what it takes at its full rate.
-constexpr uint64_t kRawPut = 1u << 20;
 // What a slot of landing memory has.
 constexpr size_t kRoom = 1u << 20;
 
@@ -52,7 +51,8 @@ struct World {
   Folder folder;
   std::unique_ptr<storage::SegmentStorage> store;
   RawFile raw{folder.path() + "/raw", kRecords, kUnits};
-  RawFile raw_put{folder.path() + "/raw_put", (kRecords * kUnits + kRawPut - 1) / kRawPut, kRawPut};
+  RawFile raw_put{folder.path() + "/raw_put", (kRecords * kUnits + kBarePutBytes - 1) / kBarePutBytes,
+                  kBarePutBytes};
   std::byte* source = HugePages(kRecords * kUnitBytes + kUnits + kAnywhere);
   Shift shift = kStaged;
   // Where gets go: memory that the store cannot read into directly, and units on huge pages as staging has them.
